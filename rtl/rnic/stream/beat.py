@@ -8,8 +8,9 @@ __all__ = ["Beat", "keep_of_count"]
 class Beat(data.StructLayout):
     """One bus word of a packet.
 
-    Byte 0 of the packet is ``data[7:0]`` of the first beat. ``keep`` is contiguous from bit 0 and full except on the last
-    beat; no beat is without a byte, except that a packet of zero bytes is one beat with ``keep == 0`` and ``last == 1``.
+    Byte 0 of the packet is ``data[7:0]`` of the first beat. ``keep`` is contiguous from bit 0 and full except on the
+    last beat; no beat is without a byte, except that a packet of zero bytes is one beat with ``keep == 0`` and
+    ``last == 1``.
     ``err`` is meaningful on the last beat only: the producer could not deliver the packet (bus error, abort), the bytes
     are not to be used.
 

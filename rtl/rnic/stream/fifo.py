@@ -1,0 +1,119 @@
+"""A FIFO between two streams of the same clock."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from rnic.stream.buffer import SkidBuffer, StreamRegister
+
+__all__ = ["StreamFifo"]
+
+
+class StreamFifo(wiring.Component):
+    """Holds up to ``depth`` items in a memory behind an output register.
+
+    The memory output is registered twice (memory latch, output register). An item that finds nothing in front of it
+    goes around the memory.
+
+    Timing: latency 1 cycle when empty (2 for ``depth`` 3), at most 3 behind other items; one item per cycle in and out
+    for ``depth`` >= 2, one item every two cycles for ``depth`` 1; ``i.ready`` depends on registers only and is 1 while
+    ``level < depth``. Order is kept.
+
+    Parameters: ``shape``, the payload; ``depth`` >= 1, items. Raises ValueError for a depth below 1.
+    Members: ``i``, ``o`` streams of ``shape``; ``level``, items held (0..depth), from a register.
+    """
+
+    def __init__(self, shape, depth: int):
+        if depth < 1:
+            raise ValueError(f"FIFO depth is {depth}, must be at least 1")
+        self.shape = shape
+        self.depth = depth
+        super().__init__({
+            "i": In(stream.Signature(shape)),
+            "o": Out(stream.Signature(shape)),
+            "level": Out(range(depth + 1)),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        if self.depth == 1:
+            self._elaborate_register(m)
+        elif self.depth <= 3:
+            self._elaborate_pair(m)
+        else:
+            self._elaborate_memory(m)
+        return m
+
+    def _elaborate_register(self, m):
+        m.d.comb += [self.i.ready.eq(~self.o.valid), self.level.eq(self.o.valid)]
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += [self.o.valid.eq(1), self.o.payload.eq(self.i.payload)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+
+    def _elaborate_pair(self, m):
+        # Shallower than the way through a memory: two or three registers keep one item per cycle.
+        m.submodules.pair = pair = SkidBuffer(self.shape)
+        wiring.connect(m, wiring.flipped(self.i), pair.i)
+        if self.depth == 2:
+            wiring.connect(m, pair.o, wiring.flipped(self.o))
+            m.d.comb += self.level.eq(pair.level)
+        else:
+            m.submodules.third = third = StreamRegister(self.shape)
+            wiring.connect(m, pair.o, third.i)
+            wiring.connect(m, third.o, wiring.flipped(self.o))
+            m.d.comb += self.level.eq(pair.level + third.o.valid)
+
+    def _elaborate_memory(self, m):
+        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
+        write_port = store.write_port()
+        read_port = store.read_port()
+
+        level = Signal(range(self.depth + 1))  # all items: memory, latch, output register
+        stored = Signal(range(self.depth + 1))  # items in the memory alone
+        latched = Signal()  # the memory's output holds an item
+        push = Signal()
+        pop = Signal()
+        out_free = Signal()  # the output register takes an item at this edge
+        bypass = Signal()
+        store_write = Signal()
+        store_read = Signal()
+
+        m.d.comb += [
+            self.level.eq(level),
+            self.i.ready.eq(level != self.depth),
+            push.eq(self.i.valid & self.i.ready),
+            pop.eq(self.o.valid & self.o.ready),
+            out_free.eq(~self.o.valid | self.o.ready),
+            bypass.eq(push & out_free & ~latched & (stored == 0)),
+            store_write.eq(push & ~bypass),
+            store_read.eq((stored != 0) & (~latched | out_free)),
+            write_port.data.eq(self.i.payload),
+            write_port.en.eq(store_write),
+            read_port.en.eq(store_read),
+        ]
+        # The ports' addresses are the write and the read pointer.
+        for port, step in ((write_port, store_write), (read_port, store_read)):
+            with m.If(step):
+                m.d.sync += port.addr.eq(Mux(port.addr == self.depth - 1, 0, port.addr + 1))
+        m.d.sync += [
+            level.eq(level + push - pop),
+            stored.eq(stored + store_write - store_read),
+        ]
+        with m.If(store_read):
+            m.d.sync += latched.eq(1)
+        with m.Elif(out_free):
+            m.d.sync += latched.eq(0)
+        with m.If(out_free):
+            m.d.sync += [
+                self.o.valid.eq(latched | bypass),
+                self.o.payload.eq(Mux(latched, Value.cast(read_port.data), Value.cast(self.i.payload))),
+            ]
+
+        m.d.sync += [
+            Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
+            Assert(level == stored + latched + self.o.valid,
+                   Format("StreamFifo: level {} but {} stored, {} latched, {} out", level, stored, latched,
+                          self.o.valid)),
+        ]
