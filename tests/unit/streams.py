@@ -70,7 +70,9 @@ async def send(ctx, stream, items: Iterable[Any], rng: random.Random | None = No
         else:
             ctx.set(stream.payload, item)
         ctx.set(stream.valid, 1)
-        await ctx.tick().until(stream.ready)
+        ready = False
+        while not ready:
+            _, _, ready = await ctx.tick().sample(stream.ready)
         ctx.set(stream.valid, 0)
 
 
@@ -81,7 +83,9 @@ async def recv(ctx, stream, count: int, rng: random.Random | None = None, p_stal
         while rng is not None and rng.random() < p_stall:
             await ctx.tick()
         ctx.set(stream.ready, 1)
-        payload, = await ctx.tick().sample(stream.payload).until(stream.valid)
+        valid = False
+        while not valid:
+            _, _, valid, payload = await ctx.tick().sample(stream.valid, stream.payload)
         ctx.set(stream.ready, 0)
         items.append(payload)
     return items

@@ -1,0 +1,155 @@
+"""Several streams into one: item by item, packet by packet, or by priority."""
+
+from amaranth import *
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from rnic.stream.buffer import StreamRegister
+
+__all__ = ["PacketArbiter", "PriorityArbiter", "RoundRobin", "StreamArbiter"]
+
+
+class RoundRobin(wiring.Component):
+    """Combinational round-robin choice among ``n`` requests.
+
+    Members: ``requests`` (n bits); ``advance``, the grant was used: the next search starts behind it; ``grant``, index
+    of the first request behind the last used one (meaningless while there is none).
+
+    Timing: ``grant`` follows ``requests`` in the same cycle; it does not change while ``requests`` and the last used
+    grant stay, but a new request may overtake.
+    """
+
+    def __init__(self, n: int):
+        if n < 1:
+            raise ValueError(f"number of requests is {n}, must be at least 1")
+        self.n = n
+        super().__init__({"requests": In(n), "advance": In(1), "grant": Out(range(n))})
+
+    def elaborate(self, platform):
+        m = Module()
+        used = Signal(range(self.n), init=self.n - 1)
+        with m.Switch(used):
+            for last in range(self.n):
+                with m.Case(last):
+                    m.d.comb += self.grant.eq(last)
+                    # The statement written last wins: the nearest request behind `last` comes last.
+                    for distance in range(self.n - 1, 0, -1):
+                        candidate = (last + distance) % self.n
+                        with m.If(self.requests[candidate]):
+                            m.d.comb += self.grant.eq(candidate)
+        with m.If(self.advance):
+            m.d.sync += used.eq(self.grant)
+        return m
+
+
+class _Arbiter(wiring.Component):
+    """The part all arbiters share: a choice, a mux, an output register."""
+
+    _round_robin: bool
+    _packets: bool
+
+    def __init__(self, shape, n: int):
+        if n < 1:
+            raise ValueError(f"number of inputs is {n}, must be at least 1")
+        self.shape = shape
+        self.n = n
+        super().__init__({
+            "i": In(stream.Signature(shape)).array(n),
+            "o": Out(stream.Signature(shape)),
+            "source": Out(range(n)),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        tagged = data.StructLayout({"payload": self.shape, "source": range(self.n)})
+        m.submodules.out = out = StreamRegister(tagged)
+
+        requests = Signal(self.n)
+        choice = Signal(range(self.n))
+        grant = Signal(range(self.n))
+        m.d.comb += requests.eq(Cat(port.valid for port in self.i))
+
+        if self._round_robin:
+            m.submodules.round_robin = round_robin = RoundRobin(self.n)
+            m.d.comb += [
+                round_robin.requests.eq(requests),
+                choice.eq(round_robin.grant),
+            ]
+        else:
+            for index in reversed(range(self.n)):
+                with m.If(requests[index]):
+                    m.d.comb += choice.eq(index)
+
+        taken = Signal()
+        m.d.comb += taken.eq(out.i.valid & out.i.ready)
+        if self._packets:
+            inside = Signal()  # the packet of input `owner` has begun and not ended
+            owner = Signal(range(self.n))
+            m.d.comb += grant.eq(Mux(inside, owner, choice))
+            with m.If(taken):
+                m.d.sync += [inside.eq(~out.i.payload.payload.last), owner.eq(grant)]
+            if self._round_robin:
+                m.d.comb += round_robin.advance.eq(taken & ~inside)
+        else:
+            m.d.comb += grant.eq(choice)
+            if self._round_robin:
+                m.d.comb += round_robin.advance.eq(taken)
+
+        m.d.comb += out.i.payload.source.eq(grant)
+        with m.Switch(grant):
+            for index, port in enumerate(self.i):
+                with m.Case(index):
+                    m.d.comb += [
+                        out.i.valid.eq(port.valid),
+                        out.i.payload.payload.eq(port.payload),
+                        port.ready.eq(out.i.ready),
+                    ]
+        m.d.comb += [
+            self.o.valid.eq(out.o.valid),
+            self.o.payload.eq(out.o.payload.payload),
+            self.source.eq(out.o.payload.source),
+            out.o.ready.eq(self.o.ready),
+        ]
+        return m
+
+
+class StreamArbiter(_Arbiter):
+    """Round robin item by item.
+
+    Timing: latency 1 cycle, one item per cycle; an input waits for at most one item of each other input. Order is kept
+    within an input.
+
+    Parameters: ``shape``, the payload; ``n`` >= 1 inputs. Raises ValueError.
+    Members: ``i``, array of ``n`` streams; ``o``, stream; ``source``, index of the input the item on ``o`` came from.
+    """
+
+    _round_robin = True
+    _packets = False
+
+
+class PacketArbiter(_Arbiter):
+    """Round robin packet by packet: never switches between an item with ``last == 0`` and the next of the same input.
+
+    Timing: latency 1 cycle, one item per cycle, no idle cycle between packets of different inputs. While the chosen
+    packet pauses, so does the output.
+
+    Parameters and members as of StreamArbiter; the payload has a field ``last``.
+    """
+
+    _round_robin = True
+    _packets = True
+
+
+class PriorityArbiter(_Arbiter):
+    """The lowest index with an item wins; with ``packets`` only between packets (the payload then has ``last``).
+
+    Timing: latency 1 cycle, one item per cycle. A busy low index starves the higher ones: the user bounds it.
+
+    Parameters: ``shape``, ``n`` as of StreamArbiter; ``packets``. Members as of StreamArbiter.
+    """
+
+    _round_robin = False
+
+    def __init__(self, shape, n: int, *, packets: bool = False):
+        self._packets = packets
+        super().__init__(shape, n)
