@@ -1,0 +1,338 @@
+"""Between bus words at any byte offset and packets that begin in lane 0."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from rnic.stream.beat import Beat
+from rnic.stream.buffer import StreamRegister
+from rnic.stream.check import watch
+
+__all__ = ["BusWord", "Packer", "RawWord", "Scatter", "ScatterCommand"]
+
+STAGES_PER_REGISTER = 3  # rotate stages (2:1 muxes) between two registers
+
+
+def lane_bits(width: int) -> int:
+    """Bits of a lane number on a bus of ``width`` bits; ValueError when the bus has no such width."""
+    return (Beat(width)["data"].width // 8 - 1).bit_length()
+
+
+class RawWord(data.StructLayout):
+    """A bus word with ``count`` (0..lanes - first) valid bytes from lane ``first``; ``last`` ends a packet or request,
+    ``err`` marks it as not delivered. ``count`` 0 only for a packet of zero bytes.
+
+    Parameters: ``width`` of the bus in bits.
+    """
+
+    def __init__(self, width: int):
+        bits = lane_bits(width)
+        super().__init__({"data": width, "first": bits, "count": bits + 1, "last": 1, "err": 1})
+
+
+class BusWord(data.StructLayout):
+    """A word to memory: ``strb`` marks the bytes to write, ``last`` ends the command, ``block_last`` the command or the
+    address block; ``tag`` is the command's.
+
+    Parameters: ``width`` of the bus in bits; ``tag_width`` in bits.
+    """
+
+    def __init__(self, width: int, tag_width: int = 0):
+        super().__init__({"data": width, "strb": width // 8, "last": 1, "block_last": 1, "tag": tag_width})
+
+
+class ScatterCommand(data.StructLayout):
+    """``length`` bytes (1..65535) go to byte ``start`` of an address block.
+
+    Parameters: ``block`` in bytes, a power of two; ``tag_width`` in bits.
+    """
+
+    def __init__(self, block: int, tag_width: int = 0):
+        super().__init__({"start": range(block), "length": 16, "tag": tag_width})
+
+
+class _Rotate(wiring.Component):
+    """Rotates ``data`` left by ``amount`` bytes in log stages with a register after every third; ``meta`` travels
+    along.
+
+    Timing: latency = number of registers (1 at 64 bits, 2 at 128 to 512), one item per cycle; ``i.ready`` follows
+    ``o.ready`` combinationally.
+
+    Parameters: ``width`` of the bus in bits; ``meta``, shape. Members: ``i`` {data, amount, meta}, ``o`` {data, meta}.
+    """
+
+    def __init__(self, width: int, meta):
+        self.width = width
+        self.bits = lane_bits(width)
+        self.meta = meta
+        super().__init__({
+            "i": In(stream.Signature(data.StructLayout({"data": width, "amount": self.bits, "meta": meta}))),
+            "o": Out(stream.Signature(data.StructLayout({"data": width, "meta": meta}))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        source = self.i
+        for low in range(0, self.bits, STAGES_PER_REGISTER):
+            high = min(low + STAGES_PER_REGISTER, self.bits)
+            m.submodules[f"register_{low}"] = register = StreamRegister(source.payload.shape())
+            word = source.payload.data
+            for bit in range(low, high):
+                rotated = Signal(self.width, name=f"rotated_{bit}")
+                m.d.comb += rotated.eq(Mux(source.payload.amount[bit], word.rotate_left(8 << bit), word))
+                word = rotated
+            m.d.comb += [
+                register.i.valid.eq(source.valid),
+                register.i.payload.data.eq(word),
+                register.i.payload.amount.eq(source.payload.amount),
+                register.i.payload.meta.eq(source.payload.meta),
+                source.ready.eq(register.i.ready),
+            ]
+            source = register.o
+        m.d.comb += [
+            self.o.valid.eq(source.valid),
+            self.o.payload.data.eq(source.payload.data),
+            self.o.payload.meta.eq(source.payload.meta),
+            source.ready.eq(self.o.ready),
+        ]
+        return m
+
+
+def _expand(mask: Value) -> Value:
+    """Each bit of ``mask`` eight times."""
+    return Cat(bit.replicate(8) for bit in mask)
+
+
+class Packer(wiring.Component):
+    """Joins raw bus words, each with its bytes at any lanes, into one gapless packet from lane 0.
+
+    Between two words with ``last`` all bytes belong to one packet; its ``err`` is the OR of its words'. Unused lanes
+    of the last beat are zero. A word without bytes is allowed only as the only word of its packet (Assert).
+
+    Timing: latency 2 cycles at 64 bits, 3 above; one word per cycle and so, when words are full, one beat per cycle; a
+    packet whose last word fills more than a beat takes one cycle more. ``i.ready`` follows ``o.ready`` combinationally.
+
+    Parameters: ``width`` of the bus in bits. Members: ``i``, stream of ``RawWord``; ``o``, stream of ``Beat``.
+    """
+
+    def __init__(self, width: int):
+        self.width = width
+        super().__init__({
+            "i": In(stream.Signature(RawWord(width))),
+            "o": Out(stream.Signature(Beat(width))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        lanes = self.width // 8
+        bits = lane_bits(self.width)
+        meta = data.StructLayout({
+            "old": lanes,  # lanes that come from the residue
+            "new": lanes,  # lanes that come from this word
+            "emit": 1,
+            "overflow": 1,  # the word's other bytes become the residue
+            "last": 1,
+            "err": 1,
+        })
+        m.submodules.rotate = rotate = _Rotate(self.width, meta)
+        m.submodules.out = out = StreamRegister(Beat(self.width))
+        word = self.i.payload
+
+        # Where the word's bytes go is known before they are rotated: `fill` bytes wait in the residue.
+        fill = Signal(bits)
+        flush = Signal()  # the word before ended its packet and overflowed: its rest goes out alone
+        err = Signal()
+        inside = Signal()
+        added = Signal(bits + 1)
+        total = Signal(bits + 1)  # 0..2 lanes - 1
+        step = Signal()
+        m.d.comb += [
+            added.eq(Mux(flush, 0, word.count)),
+            total.eq(fill + added),
+            rotate.i.valid.eq(self.i.valid | flush),
+            self.i.ready.eq(rotate.i.ready & ~flush),
+            step.eq(rotate.i.valid & rotate.i.ready),
+            rotate.i.payload.data.eq(word.data),
+            rotate.i.payload.amount.eq(fill - word.first),
+        ]
+        done = Signal()  # the packet's last beat leaves with this step
+        split = Signal()  # the packet's last byte leaves with the step after this one
+        whole = Signal()
+        m.d.comb += [
+            whole.eq(total >= lanes),
+            split.eq(word.last & whole & (total != lanes) & ~flush),
+            done.eq(flush | (word.last & ~split)),
+            rotate.i.payload.meta.emit.eq(whole | done),
+            rotate.i.payload.meta.overflow.eq(whole & ~flush),
+            rotate.i.payload.meta.last.eq(done),
+            rotate.i.payload.meta.err.eq(err | (word.err & ~flush)),
+        ]
+        for lane in range(lanes):
+            m.d.comb += [
+                rotate.i.payload.meta.old[lane].eq(fill > lane),
+                rotate.i.payload.meta.new[lane].eq((fill <= lane) & (total > lane)),
+            ]
+        with m.If(step):
+            m.d.sync += [
+                fill.eq(Mux(done, 0, total[:bits])),
+                flush.eq(split),
+                err.eq(~done & (err | word.err)),
+                inside.eq(~done),
+            ]
+
+        # Merge: the residue holds the bytes not yet sent, from lane 0.
+        item = rotate.o.payload
+        residue = Signal(self.width)
+        merged = Signal(self.width)
+        m.d.comb += [
+            merged.eq((residue & _expand(item.meta.old)) | (item.data & _expand(item.meta.new))),
+            out.i.valid.eq(rotate.o.valid & item.meta.emit),
+            out.i.payload.data.eq(merged),
+            out.i.payload.keep.eq(item.meta.old | item.meta.new),
+            out.i.payload.last.eq(item.meta.last),
+            out.i.payload.err.eq(item.meta.last & item.meta.err),
+            rotate.o.ready.eq(out.i.ready | ~item.meta.emit),
+        ]
+        with m.If(rotate.o.valid & rotate.o.ready):
+            m.d.sync += residue.eq(Mux(item.meta.overflow, item.data, merged))
+        wiring.connect(m, out.o, wiring.flipped(self.o))
+
+        watch(m, "i", self.i)
+        watch(m, "o", self.o)
+        with m.If(self.i.valid):
+            m.d.sync += [
+                Assert(word.first + word.count <= lanes,
+                       Format("Packer: {} bytes from lane {}", word.count, word.first)),
+                Assert((word.count != 0) | (word.last & (~inside | flush)),
+                       Format("Packer: a word without bytes inside a packet")),
+            ]
+        return m
+
+
+class Scatter(wiring.Component):
+    """Spreads packets over memory-aligned words: byte 0 of the packet goes to byte ``start`` of an address block.
+
+    One command a packet; the packet has exactly ``length`` bytes (Assert). The first word begins at lane ``start`` mod
+    lanes, ``strb`` marks the packet's bytes, others are zero in ``strb`` only. ``block_last`` marks the last word of
+    the command and the last word of each ``block`` bytes of address (a bus burst must end there).
+
+    Timing: latency 2 cycles at 64 bits, 3 above; one word per cycle, no cycle between commands. Command and first beat
+    are waited for together; the command is taken with its last word. ``ready`` follows ``o.ready`` combinationally.
+
+    Parameters: ``width`` of the bus in bits; ``block`` in bytes, a power of two of at least one word (None: one word);
+    ``tag_width`` in bits. Raises ValueError.
+    Members: ``command``, stream of ``ScatterCommand``; ``i``, stream of ``Beat``; ``o``, stream of ``BusWord``.
+    """
+
+    def __init__(self, width: int, *, block: int | None = None, tag_width: int = 0):
+        lanes = 1 << lane_bits(width)
+        block = lanes if block is None else block
+        if block < lanes or block & (block - 1):
+            raise ValueError(f"block is {block}, must be a power of two of at least {lanes} bytes")
+        self.width = width
+        self.block = block
+        self.tag_width = tag_width
+        super().__init__({
+            "command": In(stream.Signature(ScatterCommand(block, tag_width))),
+            "i": In(stream.Signature(Beat(width))),
+            "o": Out(stream.Signature(BusWord(width, tag_width))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        lanes = self.width // 8
+        bits = lane_bits(self.width)
+        words_per_block = self.block // lanes
+        meta = data.StructLayout({
+            "old": lanes,  # lanes that come from the beat before
+            "strb": lanes,
+            "last": 1,
+            "block_last": 1,
+            "tag": self.tag_width,
+        })
+        m.submodules.rotate = rotate = _Rotate(self.width, meta)
+        m.submodules.out = out = StreamRegister(BusWord(self.width, self.tag_width))
+        command = self.command.payload
+
+        # Word numbers count from the beginning of the address block the command starts in.
+        start_lane = command.start[:bits]
+        start_word = command.start >> bits
+        index = Signal(range(words_per_block + (1 << 16) // lanes + 1))  # word number while not `first`
+        first = Signal(init=1)
+        word = Signal.like(index)
+        end_byte = Signal(range(self.block + (1 << 16)))  # of the last byte
+        final = Signal()  # the last word of the command
+        tail = Signal()  # no beat is left: the word holds only bytes of the beat before
+        beat_done = Signal()  # the last beat has been taken
+        step = Signal()
+        m.d.comb += [
+            word.eq(Mux(first, start_word, index)),
+            end_byte.eq(command.start + command.length - 1),
+            final.eq(word == end_byte >> bits),
+            tail.eq(beat_done),
+            rotate.i.valid.eq(self.command.valid & (self.i.valid | tail)),
+            step.eq(rotate.i.valid & rotate.i.ready),
+            self.i.ready.eq(self.command.valid & rotate.i.ready & ~tail),
+            self.command.ready.eq(step & final),
+            rotate.i.payload.data.eq(self.i.payload.data),
+            rotate.i.payload.amount.eq(start_lane),
+            rotate.i.payload.meta.last.eq(final),
+            rotate.i.payload.meta.block_last.eq(final | ((word & (words_per_block - 1)) == words_per_block - 1)),
+            rotate.i.payload.meta.tag.eq(command.tag),
+        ]
+        for lane in range(lanes):
+            m.d.comb += [
+                rotate.i.payload.meta.old[lane].eq(start_lane > lane),
+                rotate.i.payload.meta.strb[lane].eq(
+                    (~first | (start_lane <= lane)) & (~final | (end_byte[:bits] >= lane))),
+            ]
+        with m.If(step):
+            m.d.sync += [
+                index.eq(word + 1),
+                first.eq(final),
+                beat_done.eq(~final & (tail | self.i.payload.last)),
+            ]
+
+        item = rotate.o.payload
+        before = Signal(self.width)
+        old = _expand(item.meta.old)
+        m.d.comb += [
+            out.i.valid.eq(rotate.o.valid),
+            rotate.o.ready.eq(out.i.ready),
+            out.i.payload.data.eq((before & old) | (item.data & ~old)),
+            out.i.payload.strb.eq(item.meta.strb),
+            out.i.payload.last.eq(item.meta.last),
+            out.i.payload.block_last.eq(item.meta.block_last),
+            out.i.payload.tag.eq(item.meta.tag),
+        ]
+        with m.If(rotate.o.valid & rotate.o.ready):
+            m.d.sync += before.eq(item.data)
+        wiring.connect(m, out.o, wiring.flipped(self.o))
+
+        watch(m, "command", self.command)
+        watch(m, "i", self.i)
+        watch(m, "o", self.o)
+        self._check_length(m, step & ~tail)
+        return m
+
+    def _check_length(self, m, taken):
+        """The packet must have exactly the command's bytes."""
+        lanes = self.width // 8
+        bits = lane_bits(self.width)
+        length = self.command.payload.length
+        beats = Signal(range((1 << 16) // lanes + 1))  # taken of this packet before the present one
+        beats_less_1 = Signal.like(beats)
+        final_keep = Signal(lanes)
+        m.d.comb += beats_less_1.eq((length - 1) >> bits)
+        for lane in range(lanes):
+            m.d.comb += final_keep[lane].eq((length - 1)[:bits] >= lane)
+        with m.If(taken):
+            m.d.sync += beats.eq(Mux(self.i.payload.last, 0, beats + 1))
+            m.d.sync += [
+                Assert(length != 0, "Scatter: command of zero bytes"),
+                Assert(self.i.payload.last == (beats == beats_less_1),
+                       Format("Scatter: packet and command of {} bytes differ at beat {}", length, beats)),
+                Assert(~self.i.payload.last | (self.i.payload.keep == final_keep),
+                       Format("Scatter: keep {:#x} for a command of {} bytes", self.i.payload.keep, length)),
+            ]
