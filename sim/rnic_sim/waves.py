@@ -1,0 +1,76 @@
+"""Waves: switches the FST file of a world, and writes the GTKWave save file that gives numbers their names."""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcd.gtkw import GTKWSave
+
+from .world import World
+
+__all__ = ["Trace", "recording", "write_filter", "write_gtkw"]
+
+
+@contextmanager
+def recording(world: World, path: str | Path) -> Iterator[Path]:
+    """Waves of all NICs from here to the end of the block go to the FST file ``path``."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    world.waves_on(target)
+    try:
+        yield target
+    finally:
+        world.waves_off()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A signal to show: its dotted ``path`` as in the wave file, its width, and the names of its values.
+
+    ``names`` is an enum class or a mapping value -> name (for an FSM: its ``decoding``). ``group`` is the GTKWave group.
+    """
+
+    path: str
+    bits: int = 1
+    names: type[enum.Enum] | Mapping[int, str] | None = None
+    group: str = ""
+
+
+def write_filter(path: str | Path, names: type[enum.Enum] | Mapping[int, str], bits: int) -> Path:
+    """A GTKWave translate filter: one line a value, hexadecimal as GTKWave shows ``bits`` bits, then its name."""
+    pairs = names.items() if isinstance(names, Mapping) else [(member.value, member.name) for member in names]
+    digits = (bits + 3) // 4
+    target = Path(path)
+    target.write_text("".join(f"{value:0{digits}x} {name}\n" for value, name in sorted(pairs)))
+    return target
+
+
+def _path_in_file(trace: Trace) -> str:
+    return trace.path if trace.bits == 1 else f"{trace.path}[{trace.bits - 1}:0]"
+
+
+def write_gtkw(path: str | Path, wave_file: str | Path, traces: Iterable[Trace]) -> Path:
+    """Writes the GTKWave save file ``path`` and, beside it, a filter file for every trace with names.
+
+    Open with ``gtkwave <path>``. Traces stand in the order given, those of one group together.
+    """
+    target = Path(path)
+    chosen = list(traces)
+    with target.open("w") as out:
+        save = GTKWSave(out)
+        save.dumpfile(str(Path(wave_file).resolve()), abspath=False)
+        for group in dict.fromkeys(trace.group for trace in chosen):
+            members = [trace for trace in chosen if trace.group == group]
+            if group:
+                save.begin_group(group)
+            for trace in members:
+                filter_file = None
+                if trace.names is not None:
+                    stem = trace.path.replace(".", "_").replace("\\", "").replace(" ", "")
+                    filter_file = str(write_filter(target.with_name(f"{stem}.flt"), trace.names, trace.bits).resolve())
+                save.trace(_path_in_file(trace), datafmt="hex", translate_filter_file=filter_file)
+            if group:
+                save.end_group(group)
+    return target
