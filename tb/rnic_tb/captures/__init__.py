@@ -1,0 +1,88 @@
+"""Captures of a real peer as typed scenarios, and the one comparison of frames against them.
+
+A capture is NAME.pcap and NAME.json (what was posted, completed and found in memory, as text). `load` turns both into a
+`Scenario`; text it does not know raises `CaptureError`, so nothing is skipped in silence. `compare_frames` judges any
+implementation against it.
+"""
+
+from .compare import (
+    EXCEPTIONS,
+    WC_EXCEPTIONS,
+    Difference,
+    FrameException,
+    WcException,
+    compare_completion,
+    compare_frame,
+    compare_frames,
+)
+from .scenario import (
+    BUFFER_BYTES,
+    SETUPS,
+    CapturedFrame,
+    End,
+    FinalState,
+    Scenario,
+    Setup,
+    load,
+    load_all,
+    mark_ce,
+    read_pcap,
+)
+from .steps import (
+    AtomicResult,
+    CaptureError,
+    Completions,
+    ExpectedWc,
+    FrameStep,
+    GrhArea,
+    GuestSetup,
+    MemoryIs,
+    MemorySet,
+    NoCompletion,
+    Post,
+    Recv,
+    Step,
+    ToolOutput,
+    WindowBound,
+    parse_step,
+    pattern,
+)
+
+__all__ = [
+    "AtomicResult",
+    "BUFFER_BYTES",
+    "CaptureError",
+    "CapturedFrame",
+    "Completions",
+    "Difference",
+    "EXCEPTIONS",
+    "End",
+    "ExpectedWc",
+    "FinalState",
+    "FrameException",
+    "FrameStep",
+    "GrhArea",
+    "GuestSetup",
+    "MemoryIs",
+    "MemorySet",
+    "NoCompletion",
+    "Post",
+    "Recv",
+    "SETUPS",
+    "Scenario",
+    "Setup",
+    "Step",
+    "ToolOutput",
+    "WC_EXCEPTIONS",
+    "WcException",
+    "WindowBound",
+    "compare_completion",
+    "compare_frame",
+    "compare_frames",
+    "load",
+    "load_all",
+    "mark_ce",
+    "parse_step",
+    "pattern",
+    "read_pcap",
+]
