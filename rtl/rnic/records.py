@@ -25,6 +25,7 @@ __all__ = [
 class RxDrop(enum.Enum, shape=5):
     """Why a received frame went no further; the value is the index of its counter (`abi.registers.COUNTERS`)."""
 
+    ACCEPTED = 0
     BAD_LENGTH = 2
     BAD_IP = 3
     BAD_ICRC = 4

@@ -1,0 +1,222 @@
+"""The receive filter: is the packet for one of our QPs, from its peer, in a state that takes it? (rules.md section 5)"""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import ADDRESS_CTX, GID_ENTRY, QpState, QpType
+from ..config import Params
+from ..records import Probe, ProbeEvent, RequestDesc, ResponseDesc, RxDrop
+from ..stream.fifo import StreamFifo
+from ..stream.packet_store import PacketHandle
+from ..wire.layout import swap_bytes
+from .header import RxHeader
+
+__all__ = ["Filter"]
+
+_DEPTH = 8  # headers between the check pipeline's ends (5 stages)
+
+Verdict = data.StructLayout({"ok": 1, "ignore": 1, "response": 1, "cause": RxDrop})
+
+
+class Filter(wiring.Component):
+    """Turns accepted frames into request and response descriptors, or drops them, counted by cause.
+
+    Order of checks (rules.md section 5): QPN in range and QP in a receiving state, own address (MAC, IP and VLAN of the QP's
+    GID entry), transport of the opcode (R-OPC-1), P_Key (R-PKEY-1), Q_Key (UD, R-QKEY-1), peer's address (RC, UC). A CNP is
+    neither request nor response and ends here (R-CC-3). All failures are silent.
+
+    Ports: ``hdr`` headers of frames whose ICRC is right; ``handle`` one item for each of them that has payload, in the same
+    order. The address context is read through ``addr_index``/``addr`` (2 cycles); ``gid_index``/``gid`` and
+    ``pkey_index``/``pkey`` are answered in the same cycle. ``free`` frees the cells of dropped payload. ``drop`` pulses with
+    ``cause`` (one cycle a frame).
+
+    Timing: one header per cycle; 6 cycles from ``hdr`` to the descriptor. A consumer that is not ready stalls ``hdr``.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "hdr": In(stream.Signature(RxHeader)),
+            "handle": In(stream.Signature(PacketHandle(p.rx_cells))),
+            "addr_index": Out(p.qpn_bits),
+            "addr": In(ADDRESS_CTX.layout),
+            "gid_index": Out(p.gid_bits),
+            "gid": In(GID_ENTRY.layout),
+            "pkey_index": Out(p.pkey_bits),
+            "pkey": In(16),
+            "request": Out(stream.Signature(RequestDesc(p))),
+            "response": Out(stream.Signature(ResponseDesc(p))),
+            "free": Out(stream.Signature(range(p.rx_cells))),
+            "drop": Out(1),
+            "cause": Out(RxDrop),
+            "probe": Out(Probe()),
+        })  # fmt: skip
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.waiting = waiting = StreamFifo(RequestAndResponse(self.p), _DEPTH)
+        m.submodules.verdicts = verdicts = StreamFifo(Verdict, _DEPTH)
+        take = Signal()
+        m.d.comb += [
+            waiting.i.valid.eq(self.hdr.valid),
+            self.hdr.ready.eq(waiting.i.ready),
+            take.eq(self.hdr.valid & waiting.i.ready),
+        ]
+        self._split(m, waiting.i.payload)
+        self._check(m, take, verdicts.i)
+        self._route(m, waiting.o, verdicts.o)
+        # every verdict has its header still in `waiting`, which is as deep
+        with m.If(verdicts.i.valid):
+            m.d.sync += Assert(verdicts.i.ready, Format("filter: no room for a verdict"))
+        return m
+
+    def _split(self, m, into):
+        """What later stages need of the header."""
+        hdr, request, response = self.hdr.payload, into.request, into.response
+        m.d.comb += into.has_payload.eq(hdr.payload_len != 0)
+        for desc in (request, response):
+            m.d.comb += [
+                desc.qpn.eq(hdr.dest_qpn),
+                desc.opcode.eq(hdr.opcode),
+                desc.psn.eq(hdr.psn),
+                desc.pad.eq(hdr.pad),
+                desc.length.eq(hdr.payload_len),
+            ]
+        m.d.comb += [
+            request.solicited.eq(hdr.se),
+            request.ackreq.eq(hdr.ackreq),
+            request.va.eq(hdr.va),
+            request.rkey.eq(hdr.rkey),
+            request.dma_length.eq(hdr.dma_len),
+            request.swap.eq(hdr.swap),
+            request.compare.eq(hdr.compare),
+            request.imm.eq(hdr.imm),
+            request.src_qp.eq(hdr.src_qp),
+            request.ce.eq(hdr.ecn == 3),  # R-CC-1
+            response.syndrome.eq(hdr.aeth_syndrome),
+            response.msn.eq(hdr.aeth_msn),
+            response.original.eq(hdr.original),
+        ]
+
+    def _check(self, m, take, out):
+        """Five stages: index, memory (2), compare, decide."""
+        p, hdr = self.p, self.hdr.payload
+        slim = data.StructLayout({
+            "in_range": 1, "request": 1, "response": 1, "transport": 2, "management": 1, "pkey": 16, "qkey": 32, "src_ip": 128,
+            "dst_ip": 128, "dst_mac": 48, "vlan_valid": 1, "vlan_vid": 12,
+        })  # fmt: skip
+        stages = [Signal(slim, name=f"stage_{i}") for i in range(3)]
+        valid = Signal(5)
+        m.d.sync += valid.eq(Cat(take, valid))
+        m.d.comb += [
+            self.addr_index.eq(hdr.dest_qpn),
+            stages[0].in_range.eq(hdr.dest_qpn[p.qpn_bits :] == 0),  # an id from the wire, checked before it means anything
+            stages[0].request.eq(hdr.flags.is_request),
+            stages[0].response.eq(hdr.flags.is_response),
+            stages[0].transport.eq(hdr.opcode[5:7]),
+            stages[0].management.eq(hdr.opcode[7]),
+            stages[0].pkey.eq(hdr.pkey),
+            stages[0].qkey.eq(hdr.qkey),
+            stages[0].src_ip.eq(swap_bytes(hdr.src_ip)),
+            stages[0].dst_ip.eq(swap_bytes(hdr.dst_ip)),
+            stages[0].dst_mac.eq(swap_bytes(hdr.dst_mac)),
+            stages[0].vlan_valid.eq(hdr.vlan_valid & (hdr.vlan_vid != 0)),  # VID 0 is a priority tag: no VLAN
+            stages[0].vlan_vid.eq(hdr.vlan_vid),
+        ]
+        m.d.sync += [stages[1].eq(stages[0]), stages[2].eq(stages[1])]
+        seen, ctx, gid = stages[2], self.addr, self.gid
+        m.d.comb += [self.gid_index.eq(ctx.sgid_index), self.pkey_index.eq(ctx.pkey_index)]
+
+        # stage 3: compares, 32 bits at a time
+        src_diff, dst_diff = Signal(4), Signal(6)
+        qkey_ok, pkey_ok, type_ok, state_ok, vlan_ok, reliable = (
+            Signal(name=n) for n in ("qkey_ok", "pkey_ok", "type_ok", "state_ok", "vlan_ok", "reliable")
+        )
+        gid_valid, response, ignore, is_ud = Signal(), Signal(), Signal(), Signal()
+        runs = Signal()
+        with m.Switch(ctx.state):
+            with m.Case(QpState.RTS, QpState.SQD):
+                m.d.comb += runs.eq(1)
+            with m.Case(QpState.RTR, QpState.SQE):  # R-QP-2: answers, but has no requests out
+                m.d.comb += runs.eq(seen.request)
+        m.d.sync += [
+            [src_diff[i].eq(seen.src_ip.word_select(i, 32) != ctx.dip.word_select(i, 32)) for i in range(4)],
+            [dst_diff[i].eq(seen.dst_ip.word_select(i, 32) != gid.ip.word_select(i, 32)) for i in range(4)],
+            dst_diff[4].eq(seen.dst_mac[:24] != gid.mac[:24]),
+            dst_diff[5].eq(seen.dst_mac[24:] != gid.mac[24:]),
+            gid_valid.eq(gid.valid),
+            vlan_ok.eq(Mux(gid.vlan, seen.vlan_valid & (seen.vlan_vid == gid.vlan_vid), ~seen.vlan_valid)),
+            qkey_ok.eq(seen.qkey == ctx.qkey),
+            pkey_ok.eq((seen.pkey[:15] == self.pkey[:15]) & (seen.pkey[15] | self.pkey[15])),  # R-PKEY-1
+            type_ok.eq((seen.transport == ctx.type) & ~seen.management),  # R-OPC-1
+            state_ok.eq(runs & seen.in_range),
+            response.eq(seen.response),
+            ignore.eq(~seen.request & ~seen.response),  # CNP (R-CC-3)
+            is_ud.eq(ctx.type == QpType.UD),
+            reliable.eq(ctx.type != QpType.UD),
+        ]
+
+        # stage 4: decide
+        verdict = Signal(Verdict)
+        m.d.comb += [verdict.ok.eq(0), verdict.response.eq(response), verdict.ignore.eq(ignore)]
+        with m.If(~state_ok & ~ignore):
+            m.d.comb += verdict.cause.eq(RxDrop.NO_QP)
+        with m.Elif(~gid_valid | dst_diff.any() | ~vlan_ok):
+            m.d.comb += verdict.cause.eq(RxDrop.NOT_FOR_US)
+        with m.Elif(~type_ok):
+            m.d.comb += verdict.cause.eq(RxDrop.BAD_TYPE)
+        with m.Elif(~pkey_ok):
+            m.d.comb += verdict.cause.eq(RxDrop.BAD_PKEY)
+        with m.Elif(is_ud & ~qkey_ok):  # R-QKEY-1
+            m.d.comb += verdict.cause.eq(RxDrop.BAD_QKEY)
+        with m.Elif(reliable & src_diff.any()):
+            m.d.comb += verdict.cause.eq(RxDrop.BAD_ADDRESS)
+        with m.Else():
+            m.d.comb += verdict.ok.eq(~ignore)
+        m.d.sync += [out.payload.eq(verdict), out.valid.eq(valid[2])]
+
+    def _route(self, m, waiting, verdict):
+        """Join header, verdict and, where there is payload, the store's handle; send it where it belongs."""
+        item, handle = waiting.payload, self.handle.payload
+        both, ready, lost, good, done = Signal(), Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [
+            both.eq(waiting.valid & verdict.valid & (self.handle.valid | ~item.has_payload)),
+            lost.eq(item.has_payload & handle.dropped),
+            good.eq(verdict.payload.ok & ~lost),
+            self.request.payload.eq(item.request),
+            self.response.payload.eq(item.response),
+            self.request.payload.head.eq(handle.head),
+            self.response.payload.head.eq(handle.head),
+            self.free.payload.eq(handle.head),
+            self.request.valid.eq(both & good & ~verdict.payload.response),
+            self.response.valid.eq(both & good & verdict.payload.response),
+            self.free.valid.eq(both & ~good & item.has_payload & ~handle.dropped),
+        ]
+        with m.If(good):
+            m.d.comb += ready.eq(Mux(verdict.payload.response, self.response.ready, self.request.ready))
+        with m.Else():
+            m.d.comb += ready.eq(~self.free.valid | self.free.ready)
+        m.d.comb += [
+            done.eq(both & ready),
+            waiting.ready.eq(done),
+            verdict.ready.eq(done),
+            self.handle.ready.eq(done & item.has_payload),
+            self.drop.eq(done & ~good & ~(verdict.payload.ignore & ~lost)),
+            self.cause.eq(Mux(lost, RxDrop.NO_SPACE, verdict.payload.cause)),
+            self.probe.valid.eq(done),
+            self.probe.event.eq(Mux(good, ProbeEvent.FRAME_IN, ProbeEvent.FRAME_DROPPED)),
+            self.probe.qpn.eq(item.request.qpn),
+            self.probe.psn.eq(item.request.psn),
+            self.probe.opcode.eq(Mux(good, item.request.opcode, self.cause)),
+            self.probe.length.eq(item.request.length),
+        ]
+        with m.If(done & item.has_payload & ~handle.dropped):
+            m.d.sync += Assert(handle.length == item.request.length, Format("store has {} bytes, header says {}",
+                                                                            handle.length, item.request.length))  # fmt: skip
+
+
+def RequestAndResponse(p: Params):  # noqa: N802 (a layout)
+    """Both descriptors of a header (most fields shared by wiring: synthesis keeps one copy) and whether payload follows."""
+    return data.StructLayout({"request": RequestDesc(p), "response": ResponseDesc(p), "has_payload": 1})

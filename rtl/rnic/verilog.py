@@ -1,0 +1,51 @@
+"""Verilog of the top: plain AXI names at the boundary, assertions in or out."""
+
+import re
+
+from amaranth.back import rtlil, verilog
+from amaranth.hdl import Fragment
+from amaranth.lib import wiring
+
+from .config import Params, RnicConfig
+
+__all__ = ["TOP_NAME", "port_map", "to_verilog"]
+
+TOP_NAME = "rnic"
+
+# An Amaranth Assert or Print is one `$check` or `$print` cell of RTLIL; cells are flat blocks up to their `end`.
+_CHECK_CELL = re.compile(r"^  cell \$(?:check|print) .*?^  end\n", re.MULTILINE | re.DOTALL)
+
+
+def port_map(component: wiring.Component) -> dict:
+    """Ports of a component as `verilog.convert` takes them, members joined by one underscore.
+
+    A stream's payload and handshake lose nothing: ``net_tx.tdata`` becomes ``net_tx_tdata``. ``ValueError`` when two ports
+    would get one name.
+    """
+    ports: dict = {}
+    for path, _member, value in component.signature.flatten(component):
+        name = "_".join(str(part) for part in path)
+        if name in ports:
+            raise ValueError(f"two ports would be called {name}")
+        signal = value.as_value() if hasattr(value, "as_value") else value
+        ports[name] = (signal, None)
+    return ports
+
+
+def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions: bool = True) -> str:
+    """Verilog-2001 text of a component; reproducible (no source paths, same text for every hash seed).
+
+    Without ``assertions`` every Assert and Print is left out, and only they.
+    """
+    # the two halves of amaranth.back.verilog.convert, so that the checks can be taken out of the text between them
+    text, _names = rtlil.convert_fragment(Fragment.get(component, None), port_map(component), name, emit_src=False)
+    if not assertions:
+        text = _CHECK_CELL.sub("", text)
+    return verilog._convert_rtlil_text(text, strip_internal_attrs=True)
+
+
+def nic_verilog(config: RnicConfig, *, assertions: bool = True) -> str:
+    """Verilog of the whole RNIC."""
+    from .nic import Nic
+
+    return to_verilog(Nic(Params(config)), assertions=assertions)
