@@ -133,11 +133,13 @@ class TxJob(data.StructLayout):
             "header": TxHeader(p),
             "pd": 24,
             "wqe_index": 16,
+            "inline": 1,  # payload comes on the segmenter's inline stream (R-WQ-5), there are no segments
         })  # fmt: skip
 
 
 class SendFailure(data.StructLayout):
-    """A send WQE that failed locally after its PSNs were given out: reported to the completer (R-ERR-7)."""
+    """A send WQE that failed locally (segmenter: before its first packet; payload fetch: after its PSNs were given out).
+    The completer reports it when it is the oldest (R-ERR-7)."""
 
     def __init__(self, p: Params):
         super().__init__({"qpn": p.qpn_bits, "wqe_index": 16, "status": WcStatus, "vendor_err": VendorError})
@@ -216,9 +218,6 @@ class Outstanding(data.StructLayout):
             "first_psn": 24,
             "opcode": 8,  # abi.WqeOpcode
             "signaled": 1,
-            "local_error": 1,  # failed before its first packet: status and vendor_err say why, it has no PSN
-            "status": WcStatus,
-            "vendor_err": VendorError,
             "length": 32,
         })  # fmt: skip
 
