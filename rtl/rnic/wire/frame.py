@@ -248,7 +248,8 @@ def parse_frame(raw: bytes) -> Frame:
     except ValueError:
         raise FrameError(FrameReason.UNKNOWN_OPCODE, f"opcode is {bth['opcode']:#04x}") from None
     payload_len = body_bytes - info.header_bytes - bth["pad"] - h.ICRC_BYTES  # R-FRM-3
-    if payload_len < 0 or body_bytes % 4:  # R-PAD-1: every packet ends on a 4-byte boundary
+    # R-PAD-1: every packet ends on a 4-byte boundary; R-MTU-1: no path MTU is larger
+    if not 0 <= payload_len <= h.MTU_BYTES[5] or body_bytes % 4:
         message = f"UDP carries {body_bytes} bytes, {info.opcode.name} with pad {bth['pad']}"
         raise FrameError(FrameReason.BAD_LENGTH, message)
     if bth["tver"]:
