@@ -188,10 +188,10 @@ RESPONDER_CFG = Struct(
 )  # fmt: skip
 
 RESPONDER_HOT = Struct(
-    "ResponderHot", 32, "What the responder changes. All zero after RESET; epsn loaded at INIT->RTR.",
+    "ResponderHot", 36, "What the responder changes. All zero after RESET; epsn loaded at INIT->RTR.",
     [
         ("epsn", 0, 24, "expected PSN"),
-        ("nak_state", 3, 2, "0 none, 1 sequence NAK sent, 2 RNR NAK sent (R-SEQ-1, R-SEQ-2)"),
+        ("nak_state", 3, 2, "0 none, 1 sequence NAK sent, 2 RNR NAK sent (R-SEQ-1, R-SEQ-2), 3 fatal NAK: drop all"),
         ("msn", 4, 24, "R-MSN-1"),
         ("message", 7, 2, "0 between messages, 1 inside SEND, 2 inside WRITE"),
         ("rq_index", 8, 16, "counter of the next receive WQE to take"),
@@ -200,6 +200,8 @@ RESPONDER_HOT = Struct(
         ("va", 16, 64, "where the next WRITE byte goes"),
         ("rkey", 24, 32, "R_Key of the WRITE under way"),
         ("ack_psn", 28, 24, "newest PSN that may be acknowledged (R-DUP-1, R-DUP-2)"),
+        ("accepted", (31, 0), 1, "ack_psn is valid: a request was accepted since RESET"),
+        ("total", 32, 32, "bytes of the WRITE under way (R-CQ-3)"),
     ],
 )  # fmt: skip
 
