@@ -7,6 +7,7 @@ implementation against it.
 
 from .compare import (
     EXCEPTIONS,
+    LEFT_OUT,
     WC_EXCEPTIONS,
     Difference,
     FrameException,
@@ -62,6 +63,7 @@ __all__ = [
     "FrameException",
     "FrameStep",
     "GrhArea",
+    "LEFT_OUT",
     "GuestSetup",
     "MemoryIs",
     "MemorySet",

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rnic.wire.frame import Frame, FrameError, parse_frame
+from rnic.wire.opcode import OPCODES, Kind, Opcode
+from rnic.wire.psn import PSN_MASK, psn_packets
 
-from .steps import AtomicResult, CaptureError, GuestSetup, MemoryIs, MemorySet, Post, Step, parse_step
+from .steps import AtomicResult, CaptureError, GuestSetup, MemorySet, Post, Step, parse_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +73,7 @@ class FinalState:
 
 @dataclass(frozen=True)
 class Setup:
-    """What only the capture's description says: rights an end lacks, state of b, receives of b before the first step.
+    """What only the capture's description says: rights an end lacks, state of b, receives posted before the first step.
 
     Rights are names of `rnic_tb.endpoint.Access` members taken away.
     """
@@ -82,6 +84,7 @@ class Setup:
     b_recv: tuple[int, int] | None = None  # (wr_id, length)
     b_recv_bad_lkey: bool = False
     b_srq: bool = False
+    a_recv: tuple[int, int] | None = None
     a_max_dest_rd_atomic: int | None = None
 
 
@@ -94,6 +97,7 @@ SETUPS: dict[str, Setup] = {
     "rc_err_peer_in_reset": Setup(b_state="RESET"),
     "rc_err_peer_in_error": Setup(b_state="ERR"),
     "rc_srq": Setup(b_recv=(5, 4096), b_srq=True),
+    "crafted_first_send_middle": Setup(a_recv=(0, 4096)),
     "crafted_atomic_dup_evicted": Setup(a_max_dest_rd_atomic=2),
 }
 
@@ -132,26 +136,39 @@ class Scenario:
     def initial_memory(self, side: str) -> list[tuple[int, bytes]]:
         """(offset, data) an end's memory must hold before the first step, where the record does not say it.
 
-        Found from results: data a READ fetched, and the value the first atomic on a place returned.
+        Found from results: data the READ responses carried, and the value the first atomic on a place returned.
         """
         if side != "b" or self.b is None:
             return []
-        told = {(s.offset, len(s.data)) for s in self.steps if isinstance(s, MemorySet) and s.side == "b"}
+        told = [(s.offset, len(s.data)) for s in self.steps if isinstance(s, MemorySet) and s.side == "b"]
         out: list[tuple[int, bytes]] = []
-        posts = [s for s in self.steps if isinstance(s, Post) and s.side == "a"]
-        for post in posts:
-            place = post.remote_addr - self.b.addr
+        for post in (s for s in self.steps if isinstance(s, Post) and s.side == "a"):
+            place, size = post.remote_addr - self.b.addr, sum(length for _, length in post.sges)
+            fresh = not any(place < at + n and at < place + size for at, n in told)
             data = self._read_result(post) if post.op == "read" else self._atomic_result(post)
-            if data and (place, len(data)) not in told:
+            if data and fresh:
                 out.append((place, data))
-                told.add((place, len(data)))
+            if post.op not in ("send", "send_imm", "send_inv"):
+                told.append((place, size))
         return out
 
     def _read_result(self, post: Post) -> bytes | None:
-        for step in self.steps[self.steps.index(post) :]:
-            if isinstance(step, MemoryIs) and step.side == "a" and post.sges[0] == (step.offset, len(step.data)):
-                return step.data
-        return None
+        """What the responses of the READ for this place carried; None when it was not answered in full."""
+        size = sum(length for _, length in post.sges)
+        frames = [parse_frame(f.data) for f in self.frames if f.sender is not None]
+        request = next(
+            (f for f in frames if f.opcode is Opcode.RC_READ_REQUEST and (f.va, f.dma_length) == (post.remote_addr, size)),
+            None,
+        )
+        if request is None:
+            return None
+        parts = {
+            (f.psn - request.psn) & PSN_MASK: f.payload
+            for f in frames
+            if OPCODES[f.opcode].kind is Kind.READ_RESP
+        }
+        data = b"".join(parts.get(k, b"") for k in range(psn_packets(size, self.mtu)))
+        return data if len(data) == size else None
 
     def _atomic_result(self, post: Post) -> bytes | None:
         if post.op not in ("fadd", "cas"):

@@ -24,9 +24,9 @@ from .constants import (
     WcStatus,
     WrOp,
 )
+from .inbound import Inbound, InvalidateError, ReceiverNotReady, RequestError
 from .memory import ProtectionError
 from .queues import SendWr, WorkCompletion, check_sges, scatter
-from .responder import Inbound, InvalidateError, ReceiverNotReady, RequestError
 from .segment import SendWqe, message_bytes, packet_count, request_frame
 
 if TYPE_CHECKING:
