@@ -35,12 +35,12 @@ class Host(Protocol):
         """Physical addresses of ``count`` zeroed pages, each aligned to ``page_size``, in no particular order."""
         ...
 
-    def free_pages(self, pages: list[int], page_size: int = 4096) -> None:
+    def free_pages(self, pages: list[int]) -> None:
         """Give pages back."""
         ...
 
-    def wait_irq(self, max_cycles: int) -> bool:
-        """Let time pass until an interrupt or ``max_cycles``; True when an interrupt is pending."""
+    def relax(self, cycles: int) -> None:
+        """Let about ``cycles`` clock cycles of the RNIC pass: what a polling loop does between two looks."""
         ...
 
     def now(self) -> int:

@@ -57,7 +57,7 @@ class AddressSpace:
     def unmap(self, mapping: Mapping) -> None:
         """Give the pages back."""
         self._maps.remove(mapping)
-        self.host.free_pages(mapping.pages, mapping.page_size)
+        self.host.free_pages(mapping.pages)
 
     def find(self, va: int, length: int) -> Mapping:
         """The mapping that holds the range; ``ValueError`` when none does."""
