@@ -73,9 +73,9 @@ RxHeader = data.StructLayout({
 """Header of one accepted RoCEv2 frame.
 
 Numbers as their protocol means them; addresses are big-endian numbers (first byte most significant), IPv4 addresses as
-::ffff:a.b.c.d (R-ADR-1). ``vlan_vid`` is 0 without a tag. ``payload_len`` is bytes without pad, 0..4096. ``imm`` holds the ImmDt bytes in wire order (byte
-0 in bits 7:0; R-CQ-4: opaque), or the IETH key as a number. ``original`` is the AtomicAckETH value. A field of an extended
-header the opcode does not have (``flags.has_*``) is garbage.
+::ffff:a.b.c.d (R-ADR-1). ``vlan_vid`` is 0 without a tag. ``payload_len`` is bytes without pad, 0..4096. ``imm`` holds
+the ImmDt bytes in wire order (byte 0 in bits 7:0; R-CQ-4: opaque), or the IETH key as a number. ``original`` is the
+AtomicAckETH value. A field of an extended header the opcode does not have (``flags.has_*``) is garbage.
 """
 
 
