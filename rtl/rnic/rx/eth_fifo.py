@@ -46,10 +46,12 @@ class EthFifo(wiring.Component):
         bits = self.depth.bit_length()  # one more than the address: full and empty differ
 
         write_at, commit_at, read_at = Signal(bits), Signal(bits), Signal(bits)
+        used = Signal(bits)
         lost = Signal()  # a beat of this frame did not fit
         full = Signal()
         m.d.comb += [
-            full.eq(write_at - read_at == self.depth),
+            used.eq(write_at - read_at),
+            full.eq(used == self.depth),
             self.overflow.eq(lost | full),
             write_port.addr.eq(write_at),
             write_port.data.eq(self.beat),
@@ -82,7 +84,5 @@ class EthFifo(wiring.Component):
             m.d.sync += [self.o.valid.eq(latched), self.o.payload.eq(read_port.data)]
 
         watch(m, "o", self.o)
-        used = Signal(bits)
-        m.d.comb += used.eq(write_at - read_at)
         m.d.sync += Assert(used <= self.depth, Format("EthFifo: {} beats used of {}", used, self.depth))
         return m
