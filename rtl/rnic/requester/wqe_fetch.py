@@ -1,0 +1,269 @@
+"""Reads send WQEs from the rings in host memory."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..config import Params
+from ..records import DmaReadSignature, FetchedWqe, FetchJob, Probe, ProbeEvent, XlateSignature, XlateStatus
+from ..stream.arbiter import RoundRobin
+from ..stream.fifo import StreamFifo
+
+__all__ = ["WqeFetch"]
+
+RING_ALIGN_BITS = 6  # a ring starts at a multiple of 64 bytes: every WQE then is whole bus words
+MAX_SLOTS = 8
+
+
+class WqeFetch(wiring.Component):
+    """Fetch jobs to `FetchedWqe`s.
+
+    A job waits in one of up to 8 slots for its translation; jobs of other QPs overtake it, jobs of one QP keep their order.
+    A translated job becomes a host read (two or more when the translation is good for less than the job: nothing else is
+    issued in between), and its words are held back until the last one: a read error marks *every* WQE of the job with
+    ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does.
+
+    Ports: ``job``; ``xlate`` (client, ring entries), ``read`` (client); ``wqe``; ``probe`` (WQE_FETCH, one per host read).
+
+    Timing: 1 cycle from a job to its translation request, 2 from the response to the read command, 3 from a job's last word
+    to its first WQE. One job per 2 cycles, one bus word per cycle in and out (a 64-byte WQE per cycle at 512 bits). A slow
+    consumer stops the words, then the commands.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        self.slots = min(p.desc_depth, MAX_SLOTS)
+        self.tag_bits = (self.slots - 1).bit_length()
+        super().__init__({
+            "job": In(stream.Signature(FetchJob(p))),
+            "xlate": Out(XlateSignature(p, self.tag_bits)),
+            "read": Out(DmaReadSignature(p)),
+            "wqe": Out(stream.Signature(FetchedWqe(p))),
+            "probe": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        self._job_shape = data.StructLayout({
+            "qpn": p.qpn_bits, "index": 16, "count": p.wqe_batch_bits, "epoch": 8, "wide": 1,
+        })  # fmt: skip
+        self._max_words = p.wqe_batch * 128 // p.lanes
+        token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "words": range(self._max_words + 1)})
+        piece_shape = data.StructLayout({"job": self._job_shape, "error": 1, "end": 1})
+        m.submodules.pieces = pieces = StreamFifo(piece_shape, p.desc_depth)
+        m.submodules.words = words = StreamFifo(unsigned(p.data_width), 2 * self._max_words)
+        m.submodules.tokens = tokens = StreamFifo(token_shape, p.desc_depth)
+        self._elaborate_translate(m, pieces.i)
+        self._elaborate_words(m, pieces.o, words.i, tokens.i)
+        self._elaborate_assemble(m, words.o, tokens.o)
+        return m
+
+    def _elaborate_translate(self, m, piece):
+        """Jobs wait in slots for their addresses; an issued slot makes a host read and a `piece`."""
+        p, n = self.p, self.slots
+        slot_shape = data.StructLayout({
+            "job": self._job_shape, "va": 23, "left": 13, "address": 64, "span": 13, "error": 1,
+        })  # fmt: skip
+        m.submodules.turn = turn = RoundRobin(n)
+        slots = Signal(data.ArrayLayout(slot_shape, n))
+        used, translated = Signal(n), Signal(n)
+        waits_for = Signal(data.ArrayLayout(n, n))  # slot i goes after these older ones of the same QP
+        job = self.job.payload
+        request, response = self.xlate.request, self.xlate.response
+
+        # ---- a job takes the lowest free slot and asks for its address
+        free = Signal(range(n))
+        request_free = Signal()
+        intake = Signal()
+        again = Signal()  # the slot `pick` needs the address of its rest
+        place = Signal(16)
+        length = Signal(13)
+        same_qp = Signal(n)
+        issue = Signal()
+        done_mask = Signal(n)
+        for i in reversed(range(n)):
+            with m.If(~used[i]):
+                m.d.comb += free.eq(i)
+            m.d.comb += same_qp[i].eq(used[i] & (slots[i].job.qpn == job.qpn))
+        wide = Signal()
+        m.d.comb += [
+            wide.eq(job.log_stride == 7),
+            request_free.eq(~request.valid | request.ready),
+            intake.eq(self.job.valid & ~used.all() & request_free & ~again),
+            self.job.ready.eq(~used.all() & request_free & ~again),
+            place.eq(job.index & ((1 << job.log_sq) - 1)),
+            length.eq(Mux(wide, job.count << 7, job.count << 6)),
+        ]
+        with m.If(request.ready):
+            m.d.sync += request.valid.eq(0)
+        m.d.sync += [waits_for[i].eq(waits_for[i] & ~done_mask) for i in range(n)]
+        with m.If(intake):
+            m.d.sync += [
+                request.valid.eq(1),
+                request.payload.tag.eq(free),
+                request.payload.ring.eq(1),
+                request.payload.key.eq(p.tpt_sq_base + job.qpn),
+                request.payload.va.eq(Mux(wide, place << 7, place << 6)),
+                request.payload.length.eq(length),
+                slots[free].job.qpn.eq(job.qpn),
+                slots[free].job.index.eq(job.index),
+                slots[free].job.count.eq(job.count),
+                slots[free].job.epoch.eq(job.epoch),
+                slots[free].job.wide.eq(wide),
+                slots[free].va.eq(Mux(wide, place << 7, place << 6)),
+                slots[free].left.eq(length),
+                waits_for[free].eq(same_qp & ~done_mask),
+                Assert(length <= 4096, Format("WqeFetch: job of {} bytes", length)),
+            ]
+
+        # ---- addresses come back in any order
+        m.d.comb += response.ready.eq(1)
+        arrived = slots[response.payload.tag]
+        with m.If(response.valid):
+            m.d.sync += [
+                arrived.address.eq(response.payload.address),
+                arrived.span.eq(response.payload.span),
+                arrived.error.eq((response.payload.status != XlateStatus.OK)
+                                 | (response.payload.address[:RING_ALIGN_BITS] != 0)),
+            ]  # fmt: skip
+
+        # ---- pick a translated slot, then issue it
+        command = self.read.command
+        pick = Signal(range(n))
+        picked = Signal()
+        alone = Signal()  # the slot `pick` is half issued: nothing may come between its pieces
+        pick_now = Signal()
+        chosen = Signal(slot_shape)
+        rest = Signal(13)
+        whole = Signal()
+        m.d.comb += [
+            turn.requests.eq(Cat(translated[i] & (waits_for[i] == 0) & (~alone | (pick == i)) for i in range(n))),
+            pick_now.eq(~picked & turn.requests.any()),
+            turn.advance.eq(pick_now),
+            chosen.eq(slots[pick]),
+            rest.eq(chosen.left - chosen.span),
+            whole.eq(chosen.error | (chosen.span >= chosen.left)),
+            issue.eq(picked & piece.ready & (~command.valid | command.ready) & ~again),
+            done_mask.eq((issue & whole) << pick),
+            piece.valid.eq(issue),
+            piece.payload.job.eq(chosen.job),
+            piece.payload.error.eq(chosen.error),
+            piece.payload.end.eq(whole),
+        ]
+        with m.If(pick_now):
+            m.d.sync += [picked.eq(1), pick.eq(turn.grant)]
+        with m.If(command.ready):
+            m.d.sync += command.valid.eq(0)
+        with m.If(issue):
+            m.d.sync += [picked.eq(0), alone.eq(~whole), again.eq(~whole)]
+            with m.If(~chosen.error):
+                m.d.sync += [
+                    command.valid.eq(1),
+                    command.payload.address.eq(chosen.address),
+                    command.payload.length.eq(Mux(whole, chosen.left, chosen.span)),
+                ]
+            m.d.sync += [slots[pick].va.eq(chosen.va + chosen.span), slots[pick].left.eq(rest)]
+        with m.If(again & request_free):
+            m.d.sync += [
+                again.eq(0),
+                request.valid.eq(1),
+                request.payload.tag.eq(pick),
+                request.payload.va.eq(chosen.va),
+                request.payload.length.eq(chosen.left),
+                request.payload.key.eq(p.tpt_sq_base + chosen.job.qpn),
+            ]
+        m.d.sync += [
+            used.eq((used | (intake << free)) & ~done_mask),
+            translated.eq((translated | (response.valid << response.payload.tag)) & ~(issue << pick)),
+            Assert((response.valid << response.payload.tag) & ~used == 0, Format("WqeFetch: answer to an empty slot")),
+            self.probe.valid.eq(issue & ~chosen.error),
+            self.probe.event.eq(ProbeEvent.WQE_FETCH),
+            self.probe.qpn.eq(chosen.job.qpn),
+            self.probe.index.eq(chosen.job.index),
+            self.probe.length.eq(Mux(whole, chosen.left, chosen.span)),
+        ]
+
+    def _elaborate_words(self, m, piece, words, token):
+        """Words go into their FIFO; a token follows when a job has all of its words, or none will come."""
+        p = self.p
+        word = self.read.word
+        count = Signal(range(self._max_words + 1))
+        failed = Signal()
+        take = Signal()
+        ends = Signal()
+        m.d.comb += [
+            word.ready.eq(piece.valid & ~piece.payload.error & words.ready & token.ready),
+            take.eq(word.ready & word.valid),
+            words.valid.eq(take),
+            words.payload.eq(word.payload.data),
+            ends.eq(Mux(piece.payload.error, piece.valid & token.ready, take & word.payload.last)),
+            piece.ready.eq(ends),
+            token.valid.eq(ends & piece.payload.end),
+            token.payload.job.eq(piece.payload.job),
+            token.payload.error.eq(piece.payload.error | failed | (take & word.payload.err)),
+            token.payload.words.eq(count + take),
+        ]
+        with m.If(token.valid):
+            m.d.sync += [count.eq(0), failed.eq(0)]
+        with m.Elif(take):
+            m.d.sync += [count.eq(count + 1), failed.eq(failed | (word.payload.last & word.payload.err))]
+        with m.If(take):
+            m.d.sync += [
+                Assert((word.payload.first == 0) & (word.payload.count == p.lanes),
+                       Format("WqeFetch: word of {} bytes from lane {}", word.payload.count, word.payload.first)),
+            ]
+
+    def _elaborate_assemble(self, m, words, token):
+        """Words to WQEs; the words of a failed job are thrown away first."""
+        p = self.p
+        beats = 64 // p.lanes  # bus words of half a WQE
+        out = self.wqe
+        job = token.payload.job
+        wqe = out.payload.wqe
+        lower, upper = wqe[:512], wqe[512:]
+        beat = Signal(range(2 * beats))
+        done = Signal(p.wqe_batch_bits)  # WQEs of this job already out
+        dropped = Signal(range(self._max_words + 1))
+        drained = Signal()
+        free, step, last_beat, emit = Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [
+            free.eq(~out.valid | out.ready),
+            last_beat.eq(beat == Mux(job.wide, 2 * beats - 1, beats - 1)),
+            drained.eq(dropped == token.payload.words),
+        ]
+        with m.If(token.payload.error):
+            m.d.comb += [
+                words.ready.eq(token.valid & ~drained),
+                emit.eq(token.valid & drained & free),
+            ]
+        with m.Else():
+            m.d.comb += [
+                words.ready.eq(token.valid & free),
+                step.eq(words.valid & words.ready),
+                emit.eq(step & last_beat),
+            ]
+        m.d.comb += token.ready.eq(emit & (done + 1 == job.count))
+
+        with m.If(out.ready):
+            m.d.sync += out.valid.eq(0)
+        with m.If(step):
+            m.d.sync += beat.eq(Mux(last_beat, 0, beat + 1))
+            with m.If(beat < beats):
+                m.d.sync += [lower.eq(Cat(lower, words.payload)[p.data_width :]), upper.eq(0)]
+            with m.Else():
+                m.d.sync += upper.eq(Cat(upper, words.payload)[p.data_width :])
+        with m.If(token.payload.error & words.valid & words.ready):
+            m.d.sync += dropped.eq(dropped + 1)
+        with m.If(emit):
+            m.d.sync += [
+                out.valid.eq(1),
+                out.payload.qpn.eq(job.qpn),
+                out.payload.index.eq(job.index + done),
+                out.payload.epoch.eq(job.epoch),
+                out.payload.error.eq(token.payload.error),
+                done.eq(Mux(token.ready, 0, done + 1)),
+            ]
+            with m.If(token.ready):
+                m.d.sync += dropped.eq(0)
