@@ -3,7 +3,18 @@
 import pytest
 
 from rnic.abi import (
-    COUNTER_BASE, COUNTERS, DB_CQ, DB_EQ, DB_RQ, DB_SQ, DB_SRQ, MAGIC, MAILBOX_BASE, MAILBOX_WORDS, REGISTERS, register,
+    COUNTER_BASE,
+    COUNTERS,
+    DB_CQ,
+    DB_EQ,
+    DB_RQ,
+    DB_SQ,
+    DB_SRQ,
+    MAGIC,
+    MAILBOX_BASE,
+    MAILBOX_WORDS,
+    REGISTERS,
+    register,
 )  # fmt: skip
 from rnic.config import CONFIGS, Params
 from rnic.host.csr import Csr, timer_scale

@@ -4,10 +4,8 @@ from amaranth import *
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..abi import (
-    ABI_VERSION, COUNTER_BASE, COUNTERS, CSR_ADDR_BITS, DB_CQ, DB_EQ, DB_RQ, DB_SQ, DB_SRQ, MAGIC, MAILBOX_BASE, MAILBOX_WORDS,
-    REGISTERS, register,
-)  # fmt: skip
+from .. import abi
+from ..abi import register
 from ..config import MAX_PMTU, Params
 from ..memory.axi import AxiLiteSignature
 from ..records import Doorbell, Probe, ProbeEvent
@@ -17,6 +15,7 @@ __all__ = ["Csr"]
 PAGE_BITS = 16  # a doorbell page is 64 KiB
 MAX_LOG_WQ = 15  # half of the 16-bit counters
 MAX_LOG_CQ = 16
+MAILBOX_BYTES = 4 * abi.MAILBOX_WORDS
 BAD_CODE = 0xFF  # what the command engine sees of a code that does not fit 8 bits
 
 
@@ -50,22 +49,22 @@ class Csr(wiring.Component):
     def __init__(self, p: Params):
         self.p = p
         self.doorbells = {  # page: (stream, number of objects, id bits, probe event)
-            DB_SQ: ("doorbell_sq", p.num_qps, p.qpn_bits, ProbeEvent.SQ_DOORBELL),
-            DB_RQ: ("doorbell_rq", p.num_qps, p.qpn_bits, ProbeEvent.RQ_DOORBELL),
-            DB_CQ: ("doorbell_cq", p.num_cqs, p.cqn_bits, ProbeEvent.CQ_DOORBELL),
-            DB_EQ: ("doorbell_eq", p.num_eqs, max(1, (p.num_eqs - 1).bit_length()), None),
+            abi.DB_SQ: ("doorbell_sq", p.num_qps, p.qpn_bits, ProbeEvent.SQ_DOORBELL),
+            abi.DB_RQ: ("doorbell_rq", p.num_qps, p.qpn_bits, ProbeEvent.RQ_DOORBELL),
+            abi.DB_CQ: ("doorbell_cq", p.num_cqs, p.cqn_bits, ProbeEvent.CQ_DOORBELL),
+            abi.DB_EQ: ("doorbell_eq", p.num_eqs, max(1, (p.num_eqs - 1).bit_length()), None),
         }
         super().__init__({
-            "axil": In(AxiLiteSignature(CSR_ADDR_BITS)),
+            "axil": In(AxiLiteSignature(abi.CSR_ADDR_BITS)),
             **{name: Out(stream.Signature(Doorbell(bits))) for name, _, bits, _ in self.doorbells.values()},
             "bad_id": Out(1),
             "command": Out(stream.Signature(8)),
             "result": In(stream.Signature(8)),
-            "mailbox_index": In(range(MAILBOX_WORDS)),
+            "mailbox_index": In(range(abi.MAILBOX_WORDS)),
             "mailbox_value": Out(32),
             "mailbox_write": In(1),
             "mailbox_data": In(32),
-            "counter_index": Out(range(len(COUNTERS))),
+            "counter_index": Out(range(len(abi.COUNTERS))),
             "counter_value": In(32),
             "eq_event": In(p.num_eqs),
             "irq": Out(p.num_eqs),
@@ -79,7 +78,7 @@ class Csr(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.mailbox = self._mailbox = memory.Memory(shape=32, depth=MAILBOX_WORDS, init=[])
+        m.submodules.mailbox = self._mailbox = memory.Memory(shape=32, depth=abi.MAILBOX_WORDS, init=[])
         self._busy = Signal()
         self._code = Signal(8)
         self._status = Signal(8)
@@ -99,7 +98,7 @@ class Csr(wiring.Component):
     # -------------------------------------------------------------------------------------------------- writes
     def _writes(self, m):
         bus = self.axil
-        address = Signal(CSR_ADDR_BITS)
+        address = Signal(abi.CSR_ADDR_BITS)
         datum = Signal(32)
         strobes = Signal(4)
         have_address, have_data = Signal(), Signal()
@@ -125,9 +124,9 @@ class Csr(wiring.Component):
             with m.State("Decode"):
                 m.d.sync += [
                     full.eq(strobes.all()),
-                    to_low.eq((page == 0) & (address[:PAGE_BITS] < MAILBOX_BASE)),
-                    to_mailbox.eq((page == 0) & (address[:PAGE_BITS] // (4 * MAILBOX_WORDS) == MAILBOX_BASE // (4 * MAILBOX_WORDS))),
-                    bad_id.eq(strobes.all() & (page == DB_SRQ >> PAGE_BITS)),
+                    to_low.eq((page == 0) & (address[:PAGE_BITS] < abi.MAILBOX_BASE)),
+                    to_mailbox.eq(address // MAILBOX_BYTES == abi.MAILBOX_BASE // MAILBOX_BYTES),
+                    bad_id.eq(strobes.all() & (page == abi.DB_SRQ >> PAGE_BITS)),
                 ]
                 for i, (base, (_, count, _, _)) in enumerate(self.doorbells.items()):
                     with m.If(strobes.all() & (page == base >> PAGE_BITS)):
@@ -212,7 +211,7 @@ class Csr(wiring.Component):
     def _reads(self, m):
         p, bus = self.p, self.axil
         constants = {
-            "MAGIC": MAGIC, "ABI_VERSION": ABI_VERSION, "CLOCK_HZ": p.config.clock_hz, "DATA_WIDTH": p.data_width,
+            "MAGIC": abi.MAGIC, "ABI_VERSION": abi.ABI_VERSION, "CLOCK_HZ": p.config.clock_hz, "DATA_WIDTH": p.data_width,
             "NUM_QPS": p.num_qps, "NUM_MRS": p.num_mrs, "NUM_CQS": p.num_cqs, "NUM_EQS": p.num_eqs, "NUM_GIDS": p.num_gids,
             "NUM_PKEYS": p.num_pkeys, "MAX_SGE": p.max_sge, "MAX_RD_ATOMIC": p.max_rd_atomic,
             "MAX_LOG_RING": MAX_LOG_CQ << 8 | MAX_LOG_WQ, "MAX_PMTU": (MAX_PMTU // 256).bit_length(),
@@ -225,30 +224,30 @@ class Csr(wiring.Component):
             "CMD_STATUS": Cat(self._status, Const(0, 23), self._busy),
         }  # fmt: skip
 
-        address = Signal(CSR_ADDR_BITS)
+        address = Signal(abi.CSR_ADDR_BITS)
         low_value = Signal(32)
         mailbox_value = Signal(32)
         in_low, in_mailbox, in_counters = Signal(), Signal(), Signal()
         host_port, engine_port = self._mailbox.read_port(), self._mailbox.read_port()
-        counter = Signal(range(MAILBOX_WORDS))
+        counter = Signal(range(abi.MAILBOX_WORDS))
         m.d.comb += [
             bus.rresp.eq(0),
             host_port.addr.eq(address[2:]),
             engine_port.addr.eq(self.mailbox_index),
             counter.eq(address[2:]),
-            self.counter_index.eq(Mux(counter < len(COUNTERS), counter, 0)),
+            self.counter_index.eq(Mux(counter < len(abi.COUNTERS), counter, 0)),
         ]
         m.d.sync += [mailbox_value.eq(host_port.data), self.mailbox_value.eq(engine_port.data)]
         m.d.sync += low_value.eq(0)
         with m.Switch(address[2:10]):
-            for reg in REGISTERS:
+            for reg in abi.REGISTERS:
                 with m.Case(reg.offset // 4):
                     m.d.sync += low_value.eq(values[reg.name])
-        area = address // (4 * MAILBOX_WORDS)
+        area = address // MAILBOX_BYTES
         m.d.sync += [
-            in_low.eq(address < MAILBOX_BASE),
-            in_mailbox.eq(area == MAILBOX_BASE // (4 * MAILBOX_WORDS)),
-            in_counters.eq((area == COUNTER_BASE // (4 * MAILBOX_WORDS)) & (counter < len(COUNTERS))),
+            in_low.eq(address < abi.MAILBOX_BASE),
+            in_mailbox.eq(area == abi.MAILBOX_BASE // MAILBOX_BYTES),
+            in_counters.eq((area == abi.COUNTER_BASE // MAILBOX_BYTES) & (counter < len(abi.COUNTERS))),
         ]
         with m.FSM(name="read"):
             with m.State("Idle"):
@@ -257,7 +256,7 @@ class Csr(wiring.Component):
                     m.d.sync += address.eq(bus.araddr)
                     m.next = "Address"
             with m.State("Address"):
-                with m.If((address[2:] == register("CYCLE_LO") // 4)):
+                with m.If(address[2:] == register("CYCLE_LO") // 4):
                     m.d.sync += cycle_high.eq(self.cycle[32:])
                 m.next = "Latch"
             with m.State("Latch"):
