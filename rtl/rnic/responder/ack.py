@@ -1,0 +1,243 @@
+"""ACK policy and receive completions: what goes back to the peer, and what to the receive CQ, and when."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import RESPONDER_HOT, CtxTable, VendorError, WcOpcode, WcStatus
+from ..config import Params
+from ..records import AckJob, CqeRequest, CtxBus, Probe, ProbeEvent, QpError
+from ..stream.fifo import StreamFifo
+from .lookup import Lookup
+from .records import JobKind, Placed
+
+__all__ = ["Ack", "Complete", "Completion"]
+
+RQ_INDEX_WORD = RESPONDER_HOT.fields["rq_index"].offset // 32
+
+
+class Ack(wiring.Component):
+    """Answers a job when all its write commands were accepted by the host, and hands it to `Complete` (R-ACK-3).
+
+    What can lose the effect after that is a host-bus error alone; the job's place in the order of completions is taken in
+    the cycle of the answer. One answer a job that asks for one, in order: MSN as the job says (R-MSN-1).
+
+    Timing: 1 cycle per write command, at least 1 per job.
+
+    Members: ``i`` Placed, ``accepted`` in; ``ack`` AckJob, ``o`` Placed out: streams; ``probe_placed`` (DATA_PLACED),
+    ``probe_ack`` (ACK_SENT).
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "i": In(stream.Signature(Placed(p))),
+            "accepted": In(stream.Signature(1)),
+            "ack": Out(stream.Signature(AckJob(p))),
+            "o": Out(stream.Signature(Placed(p))),
+            "probe_placed": Out(Probe()),
+            "probe_ack": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        m.submodules.acks = acks = StreamFifo(AckJob(p), p.desc_depth)
+        wiring.connect(m, acks.o, wiring.flipped(self.ack))
+        job = self.i.p
+        counted = Signal(4)  # write commands known to be accepted
+        missing = Signal(4)
+        complete = Signal()
+        goes_on = Signal()
+        done = Signal()
+        m.d.comb += [
+            missing.eq(job.writes - counted),
+            complete.eq((missing == 0) | ((missing == 1) & self.accepted.valid)),
+            goes_on.eq((job.writes != 0) | job.complete | job.fatal | (job.kind == JobKind.FLUSH)),
+            done.eq(self.i.valid & complete & acks.i.ready & self.o.ready),
+            self.i.ready.eq(done),
+            self.accepted.ready.eq(self.i.valid & ((missing > 1) | ((missing == 1) & done))),
+            self.o.valid.eq(done & goes_on),
+            self.o.payload.eq(job),
+            acks.i.valid.eq(done & job.respond),
+            acks.i.p.qpn.eq(job.qpn),
+            acks.i.p.psn.eq(job.response_psn),
+            acks.i.p.syndrome.eq(job.syndrome),
+            acks.i.p.msn.eq(job.msn),
+        ]
+        with m.If(done):
+            m.d.sync += counted.eq(0)
+        with m.Elif(self.accepted.valid & self.accepted.ready):
+            m.d.sync += counted.eq(counted + 1)
+        m.d.comb += [
+            self.probe_placed.valid.eq(done & (job.writes != 0)),
+            self.probe_placed.event.eq(ProbeEvent.DATA_PLACED),
+            self.probe_placed.qpn.eq(job.qpn),
+            self.probe_placed.psn.eq(job.psn),
+            self.probe_placed.length.eq(job.length),
+            self.probe_ack.valid.eq(acks.i.valid),
+            self.probe_ack.event.eq(ProbeEvent.ACK_SENT),
+            self.probe_ack.qpn.eq(job.qpn),
+            self.probe_ack.psn.eq(job.response_psn),
+            self.probe_ack.opcode.eq(job.syndrome),
+        ]
+        return m
+
+
+class Completion(data.StructLayout):
+    """Per-QP state of `Complete`: counter of the next receive WQE to complete; ``dead``: the QP failed."""
+
+    def __init__(self):
+        super().__init__({"next": 16, "dead": 1})
+
+
+class Complete(wiring.Component):
+    """Completes receive WQEs in post order, each once (R-ERR-3, R-ERR-4).
+
+    A job's completion waits for the write responses of all jobs before it. An error response makes the receive WQE in use
+    complete with LOC_QP_OP_ERR and HOST_BUS, raises ``qp_error`` and poisons the QP for `Place`. A job that ends the QP (8.2)
+    completes the receive WQE in use with its status. After either, only a FLUSH of the QP completes anything: all receive
+    WQEs up to its index, WR_FLUSH_ERR (R-ERR-3, R-ERR-5). ``drained`` rises for one cycle when a FLUSH is through.
+
+    The state starts again when a command writes the RQ counters of ResponderHot.
+
+    Timing: 1 cycle per write command, at least 1 per job; a FLUSH 2 cycles and 1 per receive WQE.
+
+    Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state} out: streams; ``ctx``;
+    ``drained``, ``drained_qpn``.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "i": In(stream.Signature(Placed(p))),
+            "done": In(stream.Signature(1)),
+            "ctx": In(CtxBus(p)),
+            "cqe": Out(stream.Signature(CqeRequest(p))),
+            "qp_error": Out(stream.Signature(QpError(p))),
+            "poison": Out(stream.Signature(data.StructLayout({"qpn": p.qpn_bits, "state": 1}))),
+            "drained": Out(1),
+            "drained_qpn": Out(p.qpn_bits),
+        })
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        m.submodules.waiting = waiting = StreamFifo(Placed(p), 2 * p.desc_depth)
+        m.submodules.states = states = Lookup(Placed(p), Completion(), p.num_qps)
+        m.submodules.cqes = cqes = StreamFifo(CqeRequest(p), p.desc_depth)
+        m.submodules.errors = errors = StreamFifo(QpError(p), p.desc_depth)
+        m.submodules.poisons = poisons = StreamFifo(self.poison.payload.shape(), 2)
+        wiring.connect(m, wiring.flipped(self.i), waiting.i)
+        wiring.connect(m, waiting.o, states.i)
+        wiring.connect(m, cqes.o, wiring.flipped(self.cqe))
+        wiring.connect(m, errors.o, wiring.flipped(self.qp_error))
+        wiring.connect(m, poisons.o, wiring.flipped(self.poison))
+
+        write = self.ctx.payload
+        restart = Signal()
+        m.d.comb += [
+            restart.eq((write.table == CtxTable.RESPONDER_HOT) & (write.word == RQ_INDEX_WORD)),
+            states.poke.valid.eq(self.ctx.valid & restart),
+            states.poke.p.qpn.eq(write.index),
+            states.poke.p.state.next.eq(write.data[:16]),
+            self.ctx.ready.eq(~restart | states.poke.ready),
+        ]
+
+        job, state = states.o.p.job, states.o.p.state
+        counted = Signal(4)  # write responses taken
+        missing = Signal(4)
+        bus_error = Signal()  # among those taken
+        failed = Signal()  # among all of the job's
+        all_in = Signal()
+        room = Signal()
+        done = Signal()
+        m.d.comb += [
+            missing.eq(job.writes - counted),
+            all_in.eq((missing == 0) | ((missing == 1) & self.done.valid)),
+            failed.eq(bus_error | ((missing == 1) & self.done.valid & self.done.payload)),
+            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready),
+            self.done.ready.eq(states.o.valid & ((missing > 1) | ((missing == 1) & done))),
+            states.o.ready.eq(done),
+        ]
+        with m.If(done):
+            m.d.sync += [counted.eq(0), bus_error.eq(0)]
+        with m.Elif(self.done.valid & self.done.ready):
+            m.d.sync += [counted.eq(counted + 1), bus_error.eq(bus_error | self.done.payload)]
+
+        flush_next = Signal(16)
+        cqe = cqes.i
+        m.d.comb += [
+            cqe.p.cqn.eq(job.cqn),
+            cqe.p.qpn.eq(job.qpn),
+            cqe.p.wqe_counter.eq(job.index),
+            cqe.p.opcode.eq(Mux(job.write_imm, WcOpcode.RECV_RDMA_WITH_IMM, WcOpcode.RECV)),  # R-CQ-2
+            errors.i.p.qpn.eq(job.qpn),
+            poisons.i.p.qpn.eq(job.qpn),
+            poisons.i.p.state.eq(1),
+            states.update_state.eq(state),
+            self.drained_qpn.eq(job.qpn),
+        ]
+        with m.FSM(name="complete"):
+            with m.State("Jobs"):
+                m.d.sync += flush_next.eq(state.next)
+                with m.If(states.o.valid & all_in & room):
+                    with m.If(job.kind == JobKind.FLUSH):
+                        with m.If(job.complete):
+                            m.next = "Flush"
+                        with m.Else():
+                            m.d.comb += [done.eq(1), self.drained.eq(1)]
+                    with m.Else():
+                        m.d.comb += done.eq(1)
+                        with m.If(~state.dead):
+                            self._finish(m, job, failed, cqe, errors.i, poisons.i)
+                        m.d.comb += [
+                            states.update.eq(cqe.valid | errors.i.valid),
+                            states.update_state.next.eq(state.next + cqe.valid),
+                            states.update_state.dead.eq(state.dead | errors.i.valid),
+                        ]
+                        m.d.sync += Assert(
+                            ~cqe.valid | (job.index == state.next),
+                            Format("QP {} completes receive WQE {} instead of {}", job.qpn, job.index, state.next))
+            with m.State("Flush"):
+                m.d.comb += [
+                    cqe.p.wqe_counter.eq(flush_next),
+                    cqe.p.opcode.eq(WcOpcode.RECV),
+                    cqe.p.status.eq(WcStatus.WR_FLUSH_ERR),  # R-ERR-2: no vendor code
+                    states.update_state.next.eq(flush_next),
+                    states.update_state.dead.eq(1),
+                ]
+                with m.If(flush_next == job.index):
+                    m.d.comb += [done.eq(1), states.update.eq(1), self.drained.eq(1)]
+                    m.next = "Jobs"
+                with m.Else():
+                    m.d.comb += cqe.valid.eq(1)
+                    m.d.sync += flush_next.eq(flush_next + cqe.ready)
+        return m
+
+    def _finish(self, m, job, failed, cqe, error, poison):
+        """What a packet's job does to its receive WQE and its QP."""
+        with m.If(job.fatal):  # 8.2
+            m.d.comb += [
+                error.valid.eq(1),
+                cqe.valid.eq(job.in_use),
+                cqe.p.status.eq(job.status),
+                cqe.p.vendor_err.eq(job.vendor_err),
+            ]
+        with m.Elif(failed):
+            m.d.comb += [
+                error.valid.eq(1),
+                poison.valid.eq(1),
+                cqe.valid.eq(job.in_use | job.complete),
+                cqe.p.status.eq(WcStatus.LOC_QP_OP_ERR),
+                cqe.p.vendor_err.eq(VendorError.HOST_BUS),
+            ]
+        with m.Elif(job.complete):
+            m.d.comb += [
+                cqe.valid.eq(1),
+                cqe.p.status.eq(WcStatus.SUCCESS),
+                cqe.p.byte_len.eq(job.byte_len),
+                cqe.p.imm.eq(job.imm),
+                cqe.p.flags.eq(job.flags),
+            ]

@@ -1,0 +1,111 @@
+"""Records between the blocks of the responder."""
+
+from amaranth.lib import data, enum
+
+from ..abi import VendorError, WcStatus
+from ..abi.queues import RECV_SGES, SGE
+from ..config import Params
+
+__all__ = ["FetchedJob", "Job", "JobKind", "Piece", "Placed", "Segment", "Walked"]
+
+
+class JobKind(enum.Enum, shape=2):
+    """What a job asks of memory."""
+
+    NONE = 0  # nothing: an answer, or a packet to throw away
+    WRITE = 1  # payload to va under rkey
+    SEND = 2  # payload to the SGEs of the receive WQE
+    FLUSH = 3  # no packet: with `complete`, complete all receive WQEs up to `index` with WR_FLUSH_ERR (R-ERR-3)
+
+
+def _answer(p: Params) -> dict:
+    """The part of a job that decides on the answer and the completion: it lives until the end of the street."""
+    return {
+        "kind": JobKind,
+        "qpn": p.qpn_bits,
+        "psn": 24,
+        "length": 13,  # payload bytes
+        "respond": 1,  # an ACK or NAK goes out when the job is done
+        "syndrome": 8,
+        "response_psn": 24,
+        "msn": 24,  # in that answer
+        "fatal": 1,  # the answer ends the QP (8.2)
+        "in_use": 1,  # a failure of this job completes receive WQE `index` in error (8.2)
+        "complete": 1,  # success completes receive WQE `index`
+        "index": 16,  # counter of the receive WQE; FLUSH: producer
+        "cqn": p.cqn_bits,
+        "write_imm": 1,  # the completion is RECV_RDMA_WITH_IMM, else RECV
+        "flags": 8,  # abi.CqeFlags
+        "imm": 32,
+        "byte_len": 32,  # R-CQ-3
+    }
+
+
+class Job(data.StructLayout):
+    """An inbound request after the checks that need only its header and its QP's context; also a flush."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            **_answer(p),
+            "head": p.cell_bits,
+            "msn_before": 24,  # in the NAK when placing fails (R-MSN-1)
+            "dropped": 1,  # thrown away because the QP is in error (counted)
+            "va": 64,
+            "rkey": 32,
+            "resid": 32,  # WRITE: bytes from this packet to the message's end; SEND: bytes before this packet
+            "pd": 24,
+            "nak_after_key": 1,  # check 8 failed: NAK invalid request, unless the key check before it fails
+            "starts": 1,  # first packet of its message
+            "fetch": 1,  # read receive WQE `index`
+            "log_rq": 4,
+        })  # fmt: skip
+
+
+class FetchedJob(data.StructLayout):
+    """A job with the receive WQE of its message (SEND only); ``wqe_error``: it could not be read."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "job": Job(p),
+            "sges": data.ArrayLayout(data.FlexibleLayout(SGE.layout.size, dict(SGE.layout)), RECV_SGES),
+            "wqe_error": VendorError,  # NONE: read
+        })  # fmt: skip
+
+
+class Walked(data.StructLayout):
+    """A job whose ``pieces`` translations were asked for: pieces of one region each, not yet split at page ends."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "qpn": p.qpn_bits,
+            "job": Job(p),
+            "pieces": 3,
+            "too_long": 1,  # check 10: the message does not fit the receive WQE
+            "wqe_error": VendorError,
+        })  # fmt: skip
+
+
+class Piece(data.StructLayout):
+    """What is remembered with a translation: where the piece lies and how much of the packet goes there."""
+
+    def __init__(self):
+        super().__init__({"va": 64, "key": 32, "length": 13})
+
+
+class Placed(data.StructLayout):
+    """A job whose data is on its way to memory in ``writes`` write commands, or that failed with ``status``."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            **_answer(p),
+            "writes": 4,
+            "status": WcStatus,  # of receive WQE `index` when `fatal` and `in_use`
+            "vendor_err": VendorError,
+        })  # fmt: skip
+
+
+class Segment(data.StructLayout):
+    """A run of bytes in physical memory; ``last`` ends a packet."""
+
+    def __init__(self):
+        super().__init__({"address": 64, "length": 13, "last": 1})

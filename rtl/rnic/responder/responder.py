@@ -1,0 +1,153 @@
+"""The responder: inbound requests become data in memory, answers and receive completions."""
+
+from amaranth import *
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import RESPONDER_HOT, CtxTable
+from ..config import Params
+from ..records import (
+    AckJob,
+    CqeRequest,
+    CtxBus,
+    DmaReadSignature,
+    DmaWriteSignature,
+    Doorbell,
+    Probe,
+    QpError,
+    QpEvent,
+    RequestDesc,
+    XlateSignature,
+)
+from ..stream.arbiter import PriorityArbiter
+from ..stream.beat import Beat
+from ..stream.check import watch
+from ..stream.fifo import StreamFifo
+from ..stream.packet_store import ReadCommand
+from .ack import Ack, Complete
+from .move import Move
+from .place import Place
+from .receive_queue import TAG_BITS, ReceiveQueue
+from .sequence import Sequence
+
+__all__ = ["Responder"]
+
+EPSN_WORD = RESPONDER_HOT.fields["epsn"].offset // 32
+
+
+class Responder(wiring.Component):
+    """`Sequence` -> `ReceiveQueue` -> `Place` -> `Ack` -> `Complete`, and `Move` beside them for the data.
+
+    Jobs keep the order of the requests. A QP that fails is dropped in `Place` until a command writes word 0 of its
+    ResponderHot (ePSN). A flush event ends with ``drained`` for one cycle: nothing of that QP is left inside.
+
+    Timing: see the blocks; a request whose WRITE hits the translation cache is answered about 30 cycles after it came.
+
+    Members: as in docs/architecture.md; translation clients ``xlate_ring`` (tag width ``Responder.ring_tag_bits``) and
+    ``xlate_place`` (``Responder.place_tag_bits``).
+    """
+
+    ring_tag_bits = TAG_BITS
+    place_tag_bits = Place.tag_bits
+    PROBES = ("probe_checked", "probe_taken", "probe_doorbell", "probe_fetched", "probe_translated", "probe_placed", "probe_ack")
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "request": In(stream.Signature(RequestDesc(p))),
+            "doorbell": In(stream.Signature(Doorbell(p.qpn_bits))),
+            "flush": In(stream.Signature(QpEvent(p))),
+            "ctx": In(CtxBus(p)),
+            "ack": Out(stream.Signature(AckJob(p))),
+            "cqe": Out(stream.Signature(CqeRequest(p))),
+            "qp_error": Out(stream.Signature(QpError(p))),
+            "store_read": Out(stream.Signature(ReadCommand(p.rx_cells))),
+            "store_data": In(stream.Signature(Beat(p.data_width))),
+            "free": Out(stream.Signature(p.cell_bits)),
+            "xlate_ring": Out(XlateSignature(p, self.ring_tag_bits)),
+            "xlate_place": Out(XlateSignature(p, self.place_tag_bits)),
+            "read": Out(DmaReadSignature(p)),
+            "write": Out(DmaWriteSignature(p)),
+            "duplicate": Out(1),
+            "out_of_sequence": Out(1),
+            "error_drop": Out(1),
+            "drained": Out(1),
+            "drained_qpn": Out(p.qpn_bits),
+            **{name: Out(Probe()) for name in self.PROBES},
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        p = self.p
+        m.submodules.sequence = sequence = Sequence(p)
+        m.submodules.receive_queue = receive_queue = ReceiveQueue(p)
+        m.submodules.place = place = Place(p)
+        m.submodules.move = move = Move(p)
+        m.submodules.ack = ack = Ack(p)
+        m.submodules.complete = complete = Complete(p)
+
+        wiring.connect(m, wiring.flipped(self.request), sequence.request)
+        wiring.connect(m, wiring.flipped(self.doorbell), sequence.doorbell)
+        wiring.connect(m, wiring.flipped(self.flush), sequence.flush)
+        wiring.connect(m, sequence.job, receive_queue.i)
+        wiring.connect(m, receive_queue.o, place.i)
+        wiring.connect(m, place.o, ack.i)
+        wiring.connect(m, ack.o, complete.i)
+        wiring.connect(m, place.segment, move.segment)
+        wiring.connect(m, move.accepted, ack.accepted)
+        wiring.connect(m, move.done, complete.done)
+
+        wiring.connect(m, receive_queue.xlate, wiring.flipped(self.xlate_ring))
+        wiring.connect(m, receive_queue.read, wiring.flipped(self.read))
+        wiring.connect(m, place.xlate, wiring.flipped(self.xlate_place))
+        wiring.connect(m, place.store_read, wiring.flipped(self.store_read))
+        wiring.connect(m, place.free, wiring.flipped(self.free))
+        wiring.connect(m, wiring.flipped(self.store_data), move.packet)
+        wiring.connect(m, move.write, wiring.flipped(self.write))
+        wiring.connect(m, ack.ack, wiring.flipped(self.ack))
+        wiring.connect(m, complete.cqe, wiring.flipped(self.cqe))
+        wiring.connect(m, complete.qp_error, wiring.flipped(self.qp_error))
+        self._context_bus(m, sequence, place, complete)
+
+        m.d.comb += [
+            self.duplicate.eq(sequence.duplicate),
+            self.out_of_sequence.eq(sequence.out_of_sequence),
+            self.error_drop.eq(place.error_drop),
+            self.drained.eq(complete.drained),
+            self.drained_qpn.eq(complete.drained_qpn),
+            self.probe_checked.eq(sequence.probe_checked),
+            self.probe_taken.eq(sequence.probe_taken),
+            self.probe_doorbell.eq(sequence.probe_doorbell),
+            self.probe_fetched.eq(receive_queue.probe),
+            self.probe_translated.eq(place.probe),
+            self.probe_placed.eq(ack.probe_placed),
+            self.probe_ack.eq(ack.probe_ack),
+        ]
+        for name in ("ack", "cqe", "qp_error", "store_read", "free"):
+            watch(m, name, getattr(self, name))
+        watch(m, "write_data", self.write.data)
+        return m
+
+    def _context_bus(self, m, sequence, place, complete):
+        """A write goes to the tables, to `Complete`, and, for ePSN, clears the poison mark; all at the same time."""
+        m.submodules.poisons = poisons = PriorityArbiter(place.poison.payload.shape(), 2)
+        m.submodules.clear = clear = StreamFifo(place.poison.payload.shape(), 1)
+        wiring.connect(m, complete.poison, poisons.i[0])
+        wiring.connect(m, clear.o, poisons.i[1])
+        wiring.connect(m, poisons.o, place.poison)
+        write = self.ctx.payload
+        clears = Signal()
+        take = Signal()
+        m.d.comb += [
+            clears.eq((write.table == CtxTable.RESPONDER_HOT) & (write.word == EPSN_WORD)),
+            # `ready` of the three does not depend on `valid`.
+            self.ctx.ready.eq(sequence.ctx.ready & complete.ctx.ready & (~clears | clear.i.ready)),
+            take.eq(self.ctx.valid & self.ctx.ready),
+            sequence.ctx.valid.eq(self.ctx.valid),
+            sequence.ctx.payload.eq(write),
+            complete.ctx.valid.eq(self.ctx.valid),
+            complete.ctx.payload.eq(write),
+            clear.i.p.qpn.eq(write.index),
+            clear.i.p.state.eq(0),
+            clear.i.valid.eq(take & clears),
+        ]

@@ -1,0 +1,456 @@
+"""Sequence stage of the responder: what a request's header and its QP's context decide."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import RESPONDER_CFG, RESPONDER_HOT, Access, CtxTable, QpState, QpType
+from ..abi.contexts import COUNTER
+from ..abi.queues import CqeFlags
+from ..config import Params
+from ..qp.table import ContextTable
+from ..records import CtxBus, Doorbell, Probe, ProbeEvent, QpEvent, RequestDesc
+from ..stream.fifo import StreamFifo
+from ..wire.opcode import Kind, OpcodeFlags, PayloadRule, decode
+from ..wire.syndrome import NakCode, ack_syndrome, nak_syndrome
+from .records import Job, JobKind
+
+__all__ = ["Message", "NakState", "Sequence"]
+
+
+class NakState:
+    """Values of ResponderHot.nak_state."""
+
+    NONE, SEQUENCE, RNR, FATAL = range(4)
+
+
+class Message:
+    """Values of ResponderHot.message."""
+
+    NONE, SEND, WRITE = range(3)
+
+
+class _Item(data.StructLayout):
+    """What enters the pipe: a request, or (``event``) a flush or (``doorbell`` also set) a doorbell of ``desc.qpn``."""
+
+    def __init__(self, p: Params):
+        super().__init__({"desc": RequestDesc(p), "event": 1, "doorbell": 1})
+
+
+class _Cfg(data.StructLayout):
+    """What the later stages need of RESPONDER_CFG."""
+
+    def __init__(self, p: Params):
+        super().__init__({"pd": 24, "log_rq": 4, "cqn": p.cqn_bits, "min_rnr_timer": 5})
+
+
+class _Hot(data.StructLayout):
+    """What the later stages need of RESPONDER_HOT as read."""
+
+    def __init__(self):
+        super().__init__({
+            "epsn": 24, "nak_state": 2, "msn": 24, "message": 2, "rq_index": 16, "cqe_index": 16, "ack_psn": 24,
+            "accepted": 1,
+        })  # fmt: skip
+
+
+class _Common(data.StructLayout):
+    """Fields that stages 3 and 4 share."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "item": _Item(p),
+            "flags": OpcodeFlags,
+            "cfg": _Cfg(p),
+            "hot": _Hot(),
+            "producer": 16,
+            "running": 1,
+            "in_error": 1,
+            "order_ok": 1,  # check 2
+            "access_ok": 1,  # check 3
+            "unsupported": 1,  # READ and ATOMIC
+            "no_rwqe": 1,  # check 5
+            "length_ok": 1,  # check 6
+            "is_send": 1,
+            "is_write": 1,
+            "rkey": 32,
+            "total": 32,
+            "resid": 32,
+        })  # fmt: skip
+
+
+class Sequence(wiring.Component):
+    """Checks 1 to 6, 8 and the resource part of rules.md 8.1, in that order, and the QP's receive state.
+
+    Every request becomes exactly one `Job`, in order: to place, to answer, or to throw away (its cells are freed further
+    on). The order of checks 7 and 8 is kept by ``nak_after_key``. READ and ATOMIC are answered by NAK invalid request.
+    Only RC requests are accepted, in RTR, RTS, SQD and SQE; others become dropped jobs.
+
+    A flush event, or a doorbell, of a QP in ERR becomes a FLUSH job behind that QP's packets (R-ERR-3, R-ERR-5). A flush event
+    of a QP in another state becomes one that completes nothing: it shows when the QP has drained (R-QP-4, R-QP-7).
+
+    Timing: a pipe of 4 stages without back-pressure, since the job FIFO (``p.desc_depth``) is reserved at its entrance;
+    request to job 5 cycles; one request per cycle for different QPs, one per 5 cycles for one QP, whose next request waits
+    for the write-back. Doorbells go first, then flushes, then requests.
+
+    Members: ``request``, ``doorbell`` (RQ), ``flush``, ``ctx`` in; ``job`` out; pulses ``duplicate``, ``out_of_sequence``;
+    ``probe_checked``, ``probe_taken``, ``probe_doorbell``.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "request": In(stream.Signature(RequestDesc(p))),
+            "doorbell": In(stream.Signature(Doorbell(p.qpn_bits))),
+            "flush": In(stream.Signature(QpEvent(p))),
+            "ctx": In(CtxBus(p)),
+            "job": Out(stream.Signature(Job(p))),
+            "duplicate": Out(1),
+            "out_of_sequence": Out(1),
+            "probe_checked": Out(Probe()),
+            "probe_taken": Out(Probe()),
+            "probe_doorbell": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        m.submodules.cfg = cfg = ContextTable(p, CtxTable.RESPONDER_CFG, RESPONDER_CFG, p.num_qps)
+        m.submodules.hot = hot = ContextTable(p, CtxTable.RESPONDER_HOT, RESPONDER_HOT, p.num_qps, engine_writes=True)
+        m.submodules.producer = producer = ContextTable(p, CtxTable.RQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True)
+        m.submodules.jobs = jobs = StreamFifo(Job(p), p.desc_depth)
+        wiring.connect(m, jobs.o, wiring.flipped(self.job))
+        self._hot, self._jobs = hot, jobs
+
+        # Four stages: 1 and 2 wait for the tables, 3 and 4 hold results of the checks.
+        self._valid = [Signal(name=f"stage{i}_valid") for i in range(1, 5)]
+        stage1, stage2 = Signal(_Item(p)), Signal(_Item(p))
+        flags2 = Signal(OpcodeFlags)
+        self._stage3 = Signal(_Common(p))
+        self._stage4 = Signal(_Common(p))
+        qpns = [stage1.desc.qpn, stage2.desc.qpn, self._stage3.item.desc.qpn, self._stage4.item.desc.qpn]
+
+        entry = self._entrance(m, producer, qpns)
+        for table in (cfg, hot, producer):
+            m.d.comb += table.read(0)[0].eq(entry.desc.qpn)
+        flags1 = decode(m, stage1.desc.opcode, name="flags1")
+        for i in range(1, 4):
+            m.d.sync += self._valid[i].eq(self._valid[i - 1])
+        m.d.sync += [stage1.eq(entry), stage2.eq(stage1), flags2.eq(flags1)]
+
+        self._context_bus(m, (cfg, hot, producer), qpns)
+        self._check(m, stage2, flags2, cfg.read(0)[1], hot.read(0)[1], producer.read(0)[1])
+        self._arithmetic(m)
+        self._decide(m)
+        return m
+
+    def _entrance(self, m, producer, qpns):
+        """Chooses what enters the pipe; returns the item."""
+        p = self.p
+        entry = Signal(_Item(p))
+        busy = Signal()  # an earlier item of this QP has not written back
+        room = Signal()
+        enter = Signal()
+        offered = Signal()
+        credits = Signal(range(p.desc_depth + 1), init=p.desc_depth)  # job FIFO places not promised to anyone
+        rung = Signal()  # a doorbell whose counter is stored
+        rung_qpn = Signal(p.qpn_bits)
+
+        # The counter is stored one cycle before the item reads it.
+        m.d.comb += [
+            self.doorbell.ready.eq(~rung),
+            producer.write_en.eq(self.doorbell.valid & ~rung),
+            producer.write_index.eq(self.doorbell.p.id),
+            producer.write_words.eq(1),
+            producer.write_data.value.eq(self.doorbell.p.counter[:16]),
+            self.probe_doorbell.valid.eq(self.doorbell.valid & ~rung),
+            self.probe_doorbell.event.eq(ProbeEvent.RQ_DOORBELL),
+            self.probe_doorbell.qpn.eq(self.doorbell.p.id),
+            self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
+            room.eq(credits != 0),
+            offered.eq(rung | self.flush.valid | self.request.valid),
+            enter.eq(offered & room & ~busy),
+            entry.desc.eq(self.request.payload),
+        ]
+        with m.If(rung):
+            m.d.comb += [entry.event.eq(1), entry.doorbell.eq(1), entry.desc.qpn.eq(rung_qpn)]
+        with m.Elif(self.flush.valid):
+            m.d.comb += [entry.event.eq(1), entry.desc.qpn.eq(self.flush.p.qpn), self.flush.ready.eq(enter)]
+        with m.Else():
+            m.d.comb += self.request.ready.eq(enter)
+        with m.If(self.doorbell.valid & ~rung):
+            m.d.sync += [rung.eq(1), rung_qpn.eq(self.doorbell.p.id)]
+        with m.Elif(enter):
+            m.d.sync += rung.eq(0)
+
+        m.d.comb += busy.eq(Cat(valid & (qpn == entry.desc.qpn) for valid, qpn in zip(self._valid, qpns, strict=True)).any())
+        m.d.sync += self._valid[0].eq(enter)
+        returned = Signal()  # a job left, or an event made none
+        unused = Signal()
+        m.d.comb += [
+            returned.eq(self._jobs.o.valid & self._jobs.o.ready),
+            unused.eq(self._valid[3] & ~self._jobs.i.valid),
+        ]
+        m.d.sync += [
+            credits.eq(credits - enter + returned + unused),
+            Assert(credits <= p.desc_depth, Format("responder: {} credits of {}", credits, p.desc_depth)),
+        ]
+        return entry
+
+    def _context_bus(self, m, tables, qpns):
+        """A command's write to the hot table waits until no packet of that QP is about to write it."""
+        write = self.ctx.payload
+        conflict = Signal()
+        m.d.comb += [
+            conflict.eq((write.table == CtxTable.RESPONDER_HOT) & Cat(
+                valid & (qpn == write.index[: len(qpn)]) for valid, qpn in zip(self._valid, qpns, strict=True)).any()),
+            self.ctx.ready.eq(~conflict & Cat(table.ctx.ready for table in tables).all()),
+        ]
+        for table in tables:
+            m.d.comb += [table.ctx.valid.eq(self.ctx.valid & ~conflict), table.ctx.payload.eq(write)]
+
+    def _check(self, m, item, flags, cfg, hot, producer):
+        """Stage 2 to 3: checks 2 to 6 of 8.1, each on its own."""
+        desc = item.desc
+        out = self._stage3
+        is_send, is_write = Signal(), Signal()
+        pmtu = Signal(13)
+        is_pmtu, over_pmtu = Signal(), Signal()
+        inside = Signal()  # the packet goes on with the message under way
+        length_ok = Signal()
+        with m.Switch(cfg.path_mtu):
+            for code in range(1, 6):
+                with m.Case(code):
+                    m.d.comb += pmtu.eq(128 << code)
+        m.d.comb += [
+            is_send.eq(flags.kind == Kind.SEND),
+            is_write.eq(flags.kind == Kind.WRITE),
+            inside.eq((is_send & (hot.message == Message.SEND)) | (is_write & (hot.message == Message.WRITE))),
+            is_pmtu.eq(desc.length == pmtu),
+            over_pmtu.eq(desc.length > pmtu),
+        ]
+        with m.Switch(flags.payload):
+            with m.Case(PayloadRule.ZERO):  # R-LEN-4
+                m.d.comb += length_ok.eq(desc.length == 0)
+            with m.Case(PayloadRule.PMTU):  # R-LEN-1, R-PAD-2
+                m.d.comb += length_ok.eq(is_pmtu & (desc.pad == 0))
+            with m.Case(PayloadRule.ONE_TO_PMTU):
+                m.d.comb += length_ok.eq((desc.length != 0) & ~over_pmtu)
+            with m.Default():
+                m.d.comb += length_ok.eq(~over_pmtu)
+
+        long_write, long_send, pad_ok = Signal(), Signal(), Signal()
+        m.d.comb += [
+            # R-LEN-2: a RETH above 2^31; a SEND goes above 2^31 only from a packet border, PMTU divides it.
+            long_write.eq(is_write & flags.starts & desc.dma_length[31] & desc.dma_length[:31].any()),
+            long_send.eq(is_send & ~flags.starts & hot.resid[31]),
+            pad_ok.eq((desc.length[:2] + desc.pad)[:2] == 0),  # R-PAD-1
+        ]
+        state_ok, wants = Signal(), Signal(8)
+        with m.Switch(cfg.state):
+            with m.Case(QpState.RTR, QpState.RTS, QpState.SQD, QpState.SQE):  # R-QP-2, R-QP-5
+                m.d.comb += state_ok.eq(1)
+        with m.Switch(flags.kind):
+            with m.Case(Kind.WRITE):
+                m.d.comb += wants.eq(Access.REMOTE_WRITE)
+            with m.Case(Kind.READ_REQ):
+                m.d.comb += wants.eq(Access.REMOTE_READ)
+            with m.Case(Kind.CMP_SWAP, Kind.FETCH_ADD):
+                m.d.comb += wants.eq(Access.REMOTE_ATOMIC)
+        m.d.sync += [
+            out.item.eq(item),
+            out.flags.eq(flags),
+            *(out.cfg[name].eq(cfg[name]) for name in _Cfg(self.p).members),
+            *(out.hot[name].eq(hot[name]) for name in _Hot().members),
+            out.producer.eq(producer.value),
+            out.running.eq(state_ok & (cfg.type == QpType.RC) & flags.is_request),
+            out.in_error.eq(cfg.state == QpState.ERR),
+            out.order_ok.eq(Mux(flags.starts, hot.message == Message.NONE, inside)),
+            out.access_ok.eq((wants & ~cfg.access) == 0),
+            out.unsupported.eq(~is_send & ~is_write),
+            out.no_rwqe.eq(flags.takes_rwqe & (producer.value[:16] == hot.rq_index)),
+            out.length_ok.eq(length_ok & pad_ok & ~long_write & ~long_send),
+            out.is_send.eq(is_send),
+            out.is_write.eq(is_write),
+            out.rkey.eq(Mux(flags.starts, desc.rkey, hot.rkey)),
+            out.total.eq(Mux(flags.starts, desc.dma_length, hot.total)),
+            # SEND: bytes before this packet. WRITE: bytes from this packet on.
+            out.resid.eq(Mux(flags.starts, desc.dma_length & is_write.replicate(32), hot.resid)),
+        ]
+        self._va3 = Signal(64)
+        self._delta3 = Signal(24)
+        self._pmtu3 = Signal(13)
+        m.d.sync += [
+            self._va3.eq(Mux(flags.starts, desc.va, hot.va)),
+            self._delta3.eq(desc.psn - hot.epsn),
+            self._pmtu3.eq(pmtu),
+        ]
+
+    def _arithmetic(self, m):
+        """Stage 3 to 4: comparisons of 24 and 32 bits, sums."""
+        stage, out = self._stage3, self._stage4
+        desc, hot, flags = stage.item.desc, stage.hot, stage.flags
+        fits = Signal()
+        m.d.comb += fits.eq(stage.resid <= self._pmtu3)
+        m.d.sync += out.eq(stage)
+        self._here, self._behind = Signal(), Signal()
+        self._resid_bad, self._resid_zero = Signal(), Signal()
+        self._next_psn, self._last_psn, self._next_msn = Signal(24), Signal(24), Signal(24)
+        self._next_resid, self._va4 = Signal(32), Signal(64)
+        self._next_rq = Signal(16)
+        self._next_va_low, self._reack_psn = Signal(33), Signal(24)
+        m.d.sync += [
+            self._here.eq(self._delta3 == 0),
+            self._behind.eq(self._delta3[23]),  # R-PSN-1: a distance of 2^23 is behind
+            # R-LEN-3: the last packet carries exactly the rest, and no packet before it may.
+            self._resid_bad.eq(stage.is_write & Mux(flags.ends, stage.resid != desc.length, fits)),
+            self._resid_zero.eq(stage.resid == 0),
+            self._next_psn.eq(hot.epsn + 1),
+            self._next_msn.eq(hot.msn + 1),
+            self._next_rq.eq(hot.rq_index + 1),
+            self._reack_psn.eq(Mux(hot.accepted, hot.ack_psn, hot.epsn - 1)),
+            self._next_resid.eq(Mux(stage.is_write, stage.resid - desc.length, stage.resid + desc.length)),
+            self._va4.eq(self._va3),
+            self._next_va_low.eq(self._va3[:32] + desc.length),
+        ]
+
+    def _decide(self, m):
+        """Stage 4: the verdict in the order of 8.1, the new state, the job."""
+        stage, job, write = self._stage4, self._jobs.i.p, self._hot.write_data
+        desc, hot, flags = stage.item.desc, stage.hot, stage.flags
+        valid = self._valid[3]
+        nak_state = Signal(2)
+        accept = Signal()  # the packet changes the QP's state
+        note = Signal()  # only nak_state changes
+        fatal = Signal()
+        takes = Signal()
+        packet = Signal()
+        invalid = nak_syndrome(NakCode.INVALID_REQUEST)
+
+        m.d.comb += [
+            packet.eq(valid & ~stage.item.event),
+            job.qpn.eq(desc.qpn),
+            job.psn.eq(desc.psn),
+            job.length.eq(desc.length),
+            job.head.eq(desc.head),
+            job.response_psn.eq(desc.psn),
+            job.msn.eq(hot.msn),
+            job.msn_before.eq(hot.msn),
+            job.cqn.eq(stage.cfg.cqn),
+            job.pd.eq(stage.cfg.pd),
+            job.log_rq.eq(stage.cfg.log_rq),
+            job.write_imm.eq(stage.is_write),
+            job.flags.eq(
+                Mux(flags.has_imm, CqeFlags.WITH_IMM, 0) | Mux(flags.has_ieth, CqeFlags.WITH_INV, 0)
+                | Mux(desc.solicited, CqeFlags.SOLICITED, 0)
+            ),
+            job.imm.eq(desc.imm),
+            job.byte_len.eq(Mux(stage.is_write, stage.total, self._next_resid)),  # R-CQ-3
+            job.va.eq(self._va4),
+            job.rkey.eq(stage.rkey),
+            job.resid.eq(stage.resid),
+            job.starts.eq(flags.starts),
+            job.index.eq(Mux(takes, hot.rq_index, hot.cqe_index)),
+            job.fatal.eq(fatal),
+            self._jobs.i.valid.eq(valid & ~(stage.item.doorbell & ~stage.in_error)),
+            takes.eq(flags.takes_rwqe & accept),
+        ]
+        with m.If(stage.item.event):
+            m.d.comb += [
+                job.kind.eq(JobKind.FLUSH),
+                job.complete.eq(stage.in_error),
+                job.index.eq(stage.producer),
+                job.length.eq(0),
+            ]
+        with m.Elif(~stage.running | (hot.nak_state == NakState.FATAL)):
+            m.d.comb += job.dropped.eq(1)
+        with m.Elif(self._behind):
+            # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, no change of state.
+            m.d.comb += [
+                self.duplicate.eq(packet),
+                job.respond.eq(stage.is_send | stage.is_write),
+                job.syndrome.eq(ack_syndrome()),
+                job.response_psn.eq(self._reack_psn),
+            ]
+        with m.Elif(~self._here):
+            # R-SEQ-1, R-SEQ-2, R-SEQ-4: one NAK a gap, none after an RNR NAK.
+            m.d.comb += [
+                self.out_of_sequence.eq(packet),
+                job.respond.eq(hot.nak_state == NakState.NONE),
+                job.syndrome.eq(nak_syndrome(NakCode.PSN_SEQUENCE)),
+                job.response_psn.eq(hot.epsn),
+                note.eq(job.respond),
+                nak_state.eq(NakState.SEQUENCE),
+            ]
+        with m.Elif(~stage.order_ok | ~stage.access_ok | stage.unsupported):  # checks 2, 3, 4
+            # 8.2: the receive WQE of a SEND under way completes in error.
+            m.d.comb += [
+                fatal.eq(1),
+                job.in_use.eq(hot.message == Message.SEND),
+            ]
+        with m.Elif(stage.no_rwqe):  # check 5 (R-RES-4, R-RES-6, R-RNR-4)
+            m.d.comb += [
+                job.respond.eq(1),
+                job.syndrome.eq(Cat(stage.cfg.min_rnr_timer, Const(1, 3))),
+                note.eq(1),
+                nak_state.eq(NakState.RNR),
+            ]
+        with m.Elif(~stage.length_ok | (self._resid_bad & self._resid_zero)):  # check 6; 8 where R-RES-2 skips 7
+            # R-RES-5: a WRITE with immediate data gives its receive WQE back.
+            m.d.comb += [
+                fatal.eq(1),
+                job.in_use.eq(stage.is_send),
+                job.index.eq(Mux(flags.takes_rwqe, hot.rq_index, hot.cqe_index)),
+            ]
+        with m.Elif(self._resid_bad):  # check 8, behind check 7
+            m.d.comb += [
+                job.kind.eq(JobKind.WRITE),
+                job.nak_after_key.eq(1),
+                note.eq(1),
+                nak_state.eq(NakState.FATAL),
+            ]
+        with m.Else():
+            m.d.comb += [
+                accept.eq(1),
+                job.kind.eq(Mux(stage.is_send, JobKind.SEND, JobKind.WRITE)),
+                job.in_use.eq(stage.is_send),
+                job.complete.eq(flags.makes_cqe),
+                job.fetch.eq(stage.is_send & flags.takes_rwqe),
+                job.respond.eq(desc.ackreq),  # R-ACK-1
+                job.syndrome.eq(ack_syndrome()),  # R-CRD-1
+                job.msn.eq(Mux(flags.ends, self._next_msn, hot.msn)),  # R-MSN-1
+                nak_state.eq(NakState.NONE),
+            ]
+        with m.If(fatal):
+            m.d.comb += [job.respond.eq(1), job.syndrome.eq(invalid), note.eq(1), nak_state.eq(NakState.FATAL)]
+
+        m.d.comb += [
+            self._hot.write_en.eq(packet & (accept | note)),
+            self._hot.write_index.eq(desc.qpn),
+            self._hot.write_words.eq(Mux(accept, -1, 1)),
+            write.epsn.eq(Mux(accept, self._next_psn, hot.epsn)),
+            write.nak_state.eq(nak_state),
+            write.msn.eq(job.msn),
+            write.message.eq(Mux(flags.ends, Message.NONE, Mux(stage.is_send, Message.SEND, Message.WRITE))),
+            write.rq_index.eq(Mux(takes, self._next_rq, hot.rq_index)),
+            write.cqe_index.eq(job.index),
+            write.resid.eq(self._next_resid),
+            write.va.eq(Cat(self._next_va_low[:32], self._va4[32:] + self._next_va_low[32])),
+            write.rkey.eq(stage.rkey),
+            write.ack_psn.eq(desc.psn),
+            write.accepted.eq(1),
+            write.total.eq(stage.total),
+            self.probe_checked.valid.eq(packet),
+            self.probe_checked.event.eq(ProbeEvent.REQUEST_CHECKED),
+            self.probe_checked.qpn.eq(desc.qpn),
+            self.probe_checked.psn.eq(desc.psn),
+            self.probe_checked.opcode.eq(desc.opcode),
+            self.probe_checked.length.eq(desc.length),
+            self.probe_taken.valid.eq(packet & takes),
+            self.probe_taken.event.eq(ProbeEvent.RECV_WQE_TAKEN),
+            self.probe_taken.qpn.eq(desc.qpn),
+            self.probe_taken.index.eq(hot.rq_index),
+            self.probe_taken.psn.eq(desc.psn),
+        ]
+        m.d.sync += Assert(~self._jobs.i.valid | self._jobs.i.ready, "responder: job FIFO overflows")

@@ -1,0 +1,134 @@
+"""Walk: from a job to the regions of memory its payload goes to."""
+
+from amaranth import *
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import Access, VendorError
+from ..abi.queues import RECV_SGES
+from ..config import Params
+from ..memory.ordered import OrderedRequest
+from .records import FetchedJob, JobKind, Piece, Walked
+
+__all__ = ["Walk"]
+
+
+class Walk(wiring.Component):
+    """Asks for the translation of every region a packet's payload goes to.
+
+    WRITE: one region; the whole rest of the message is checked with it (R-RES-1), nothing when it has no bytes (R-RES-2); a
+    job with ``nak_after_key`` is only checked. SEND: the SGEs of the receive WQE from byte ``resid`` of the message on;
+    SGEs of length 0 are passed over (R-WQ-4); a message that goes on behind the last SGE is ``too_long`` (check 10).
+
+    Timing: one WRITE or job without payload per cycle; a SEND takes 1 cycle, 2 per SGE passed over, 3 per SGE used.
+
+    Members: ``i`` FetchedJob, ``o`` Walked, ``request`` OrderedRequest with a `Piece`: streams.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "i": In(stream.Signature(FetchedJob(p))),
+            "o": Out(stream.Signature(Walked(p))),
+            "request": Out(stream.Signature(OrderedRequest(p, Piece()))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        job = self.i.p.job
+        request = self.request
+        final = Signal()  # the job's last request
+
+        needs_key = Signal()
+        walks = Signal()
+        m.d.comb += [
+            needs_key.eq((job.kind == JobKind.WRITE) & ((job.length != 0) | job.nak_after_key)),
+            walks.eq((job.kind == JobKind.SEND) & (job.length != 0) & (self.i.p.wqe_error == VendorError.NONE)),
+            self.o.p.qpn.eq(job.qpn),
+            self.o.p.job.eq(job),
+            self.o.p.wqe_error.eq(Mux(job.kind == JobKind.SEND, self.i.p.wqe_error, VendorError.NONE)),
+            request.p.pd.eq(job.pd),
+            self.i.ready.eq(self.o.valid & self.o.ready),
+        ]
+
+        sge = Signal.like(self.i.p.sges[0])
+        number = Signal(range(RECV_SGES))
+        offset = Signal(32)  # message bytes before the packet, less those of SGEs passed over
+        left = Signal(13)  # bytes of the packet without a place
+        pieces = Signal(3)
+        remains = Signal(33)  # bytes of the SGE behind `offset`; negative: it ends before
+        low = Signal(33)
+        va = Signal(64)
+        take = Signal(13)
+        covers = Signal()
+        beyond = Signal()
+        m.d.comb += [
+            sge.eq(self.i.p.sges[number]),
+            covers.eq(~remains[32] & (remains[:32] != 0)),
+            beyond.eq(number == RECV_SGES - 1),
+        ]
+
+        def next_sge():
+            m.d.sync += number.eq(number + 1)
+            with m.If(beyond):
+                m.next = "TooLong"
+            with m.Else():
+                m.next = "Measure"
+
+        with m.FSM(name="walk"):
+            with m.State("Start"):
+                # A WRITE, or a job without payload, goes through in this state.
+                m.d.comb += [
+                    request.p.key.eq(job.rkey),
+                    request.p.rights.eq(Access.REMOTE_WRITE),
+                    request.p.va.eq(job.va),
+                    request.p.length.eq(job.resid),
+                    request.p.meta.va.eq(job.va),
+                    request.p.meta.key.eq(job.rkey),
+                    request.p.meta.length.eq(Mux(job.nak_after_key, 0, job.length)),
+                    self.o.p.pieces.eq(needs_key),
+                    request.valid.eq(self.i.valid & needs_key & self.o.ready),
+                    self.o.valid.eq(self.i.valid & ~walks & (request.ready | ~needs_key)),
+                ]
+                m.d.sync += [number.eq(0), offset.eq(job.resid), left.eq(job.length), pieces.eq(0)]
+                with m.If(self.i.valid & walks):
+                    m.next = "Measure"
+            with m.State("Measure"):
+                m.d.sync += [remains.eq(sge.length - offset), low.eq(sge.addr[:32] + offset)]
+                m.next = "Choose"
+            with m.State("Choose"):
+                m.d.sync += [
+                    va.eq(Cat(low[:32], sge.addr[32:] + low[32])),
+                    take.eq(Mux(remains[:32] < left, remains, left)),
+                ]
+                with m.If(covers):
+                    m.d.sync += offset.eq(0)
+                    m.next = "Ask"
+                with m.Else():
+                    m.d.sync += offset.eq(0 - remains[:32])
+                    next_sge()
+            with m.State("Ask"):
+                m.d.comb += [
+                    final.eq(take == left),
+                    request.p.key.eq(sge.lkey),
+                    request.p.rights.eq(Access.LOCAL_WRITE),
+                    request.p.va.eq(va),
+                    request.p.length.eq(take),
+                    request.p.meta.va.eq(va),
+                    request.p.meta.key.eq(sge.lkey),
+                    request.p.meta.length.eq(take),
+                    self.o.p.pieces.eq(pieces + 1),
+                    request.valid.eq(~final | self.o.ready),
+                    self.o.valid.eq(final & request.ready),
+                ]
+                with m.If(request.valid & request.ready):
+                    m.d.sync += [left.eq(left - take), pieces.eq(pieces + 1)]
+                    with m.If(final):
+                        m.next = "Start"
+                    with m.Else():
+                        next_sge()
+            with m.State("TooLong"):
+                m.d.comb += [self.o.valid.eq(1), self.o.p.pieces.eq(pieces), self.o.p.too_long.eq(1)]
+                with m.If(self.o.ready):
+                    m.next = "Start"
+        return m
