@@ -95,26 +95,49 @@ def test_errors(width):
         bad=[(BASE + 10 * lanes, BASE + 11 * lanes), (BASE + 25 * lanes, BASE + 26 * lanes)])
 
 
+@pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("width", [64, 512])
-def test_latency_and_rate(width):
-    """Command to AR 3 cycles, an AR each cycle, R to word 2 cycles, a word each cycle."""
+def test_latency_and_rate(width, clients):
+    """Command to AR 3 cycles, an AR each cycle (of one client each second), R to word 2 cycles."""
     rng = seeded(5)
     lanes = width // 8
-    dma = DmaRead(width, clients_of(128))
+    dma = DmaRead(width, clients_of(*[128] * clients))
     memory = AxiMemory(dma.axi, width, BASE, 0x1000, rng, latency=(20, 20))
-    port = dma.client0
+    ports = [getattr(dma, f"client{k}") for k in range(clients)]
+    times = []
 
-    async def bench(ctx):
-        await send(ctx, port.command, [{"address": BASE + lanes * k, "length": lanes} for k in range(30)])
+    def give(port):
+        async def bench(ctx):
+            await send(ctx, port.command, [{"address": BASE + lanes * k, "length": lanes} for k in range(15)])
+        return bench
+
+    def take(port):
+        async def bench(ctx):
+            times.extend(cycle for cycle, _ in await collect(ctx, port.word, 70))
+            memory.stop = True
+        return bench
+
+    simulate(WithChecker(dma, width), memory.read_bench, *map(give, ports), *map(take, ports))
+    ars = list(range(3, 33)) if clients == 2 else list(range(3, 33, 2))
+    assert memory.ar_times == ars
+    assert sorted(times) == [cycle + 20 + 2 for cycle in ars]  # R 20 cycles behind AR, the word 2 behind R
+
+
+def test_a_word_each_cycle():
+    """Long accesses: the bus's R beats come out one per cycle, across bursts and accesses."""
+    rng = seeded(8)
+    dma = DmaRead(64, clients_of(256))
+    memory = AxiMemory(dma.axi, 64, BASE, 0x4000, rng, latency=(30, 30))
+
+    async def give(ctx):
+        await send(ctx, dma.client0.command, [{"address": BASE + 0x1000 * k + 0xF00, "length": 512} for k in range(3)])
 
     async def take(ctx):
-        got = [cycle for cycle, _ in await collect(ctx, port.word, 80)]
-        # command in cycle 0, AR in 3, first R 20 later, word 2 later
-        assert got == list(range(25, 55))
+        got = [cycle for cycle, _ in await collect(ctx, dma.client0.word, 240)]
+        assert got == list(range(3 + 30 + 2, 3 + 30 + 2 + 3 * 64))
         memory.stop = True
 
-    simulate(WithChecker(dma, width), memory.read_bench, bench, take)
-    assert memory.ar_times == list(range(3, 33))
+    simulate(WithChecker(dma, 64), memory.read_bench, give, take)
 
 
 def test_a_client_without_room_blocks_nobody():

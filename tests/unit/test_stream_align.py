@@ -160,7 +160,7 @@ def run_scatter(width, jobs, rng, p_in=0.0, p_out=0.0, block=None, limit=20000):
     dut = Scatter(width, block=block, tag_width=4)
 
     async def commands(ctx):
-        await send(ctx, dut.command, [{"start": start, "length": len(payload), "tag": k & 15}
+        await send(ctx, dut.command, [{"start": start, "end": start + len(payload) - 1, "tag": k & 15}
                                       for k, (start, payload) in enumerate(jobs)], rng, p_in)
 
     async def feed(ctx):
@@ -209,7 +209,7 @@ def test_scatter_rate(width, latency):
     words = 3 * 4 + 4
 
     async def commands(ctx):
-        await send(ctx, dut.command, [{"start": start, "length": len(payload), "tag": 0} for start, payload in jobs])
+        await send(ctx, dut.command, [{"start": start, "end": start + len(payload) - 1, "tag": 0} for start, payload in jobs])
 
     async def feed(ctx):
         await send_packets(ctx, dut.i, [payload for _, payload in jobs], width)
@@ -227,7 +227,7 @@ def test_scatter_rejects_a_wrong_length():
     async def feed(ctx):
         ctx.set(dut.o.ready, 1)
         ctx.set(dut.command.valid, 1)
-        ctx.set(dut.command.payload, {"start": 0, "length": 9, "tag": 0})
+        ctx.set(dut.command.payload, {"start": 0, "end": 8, "tag": 0})
         await send(ctx, dut.i, beats_of(bytes(8), 64))
         await ctx.tick()
 

@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from rnic.memory.axi import BOUNDARY, MAX_BEATS
 from rnic.records import DmaCommand
+from rnic.stream.buffer import SkidBuffer
 
 __all__ = ["BurstCommand", "BurstSplitter", "max_block"]
 
@@ -30,8 +31,8 @@ class BurstCommand(data.StructLayout):
 class BurstSplitter(wiring.Component):
     """Cuts each access at every multiple of ``block`` bytes of address.
 
-    Timing: latency 2 cycles, one burst per cycle, also from one access to the next; ``i.ready`` follows ``o.ready``
-    combinationally.
+    Timing: latency 2 cycles, one burst per cycle, also from one access to the next; ``i.ready`` depends on registers
+    only.
 
     Parameters: ``width`` of the bus in bits; ``block``, a power of two of at least one word and at most 4 KiB or 256
     words; ``tag_width`` in bits. Raises ValueError.
@@ -56,6 +57,7 @@ class BurstSplitter(wiring.Component):
         m = Module()
         lane_bits = (self.width // 8 - 1).bit_length()
         block_bits = (self.block - 1).bit_length()
+        m.submodules.out = out = SkidBuffer(BurstCommand(self.tag_width))
 
         active = Signal()  # the registers below hold what is left of an access
         block = Signal(64 - block_bits)
@@ -67,26 +69,22 @@ class BurstSplitter(wiring.Component):
         final = Signal()
         first_word = Signal(block_bits - lane_bits)
         last_word = Signal(block_bits - lane_bits)
-        out_free = Signal()
         step = Signal()
         m.d.comb += [
             end_byte.eq(offset + left - 1),
             final.eq(end_byte >> block_bits == 0),
             first_word.eq(offset >> lane_bits),
             last_word.eq(Mux(final, end_byte[lane_bits:block_bits], (1 << (block_bits - lane_bits)) - 1)),
-            out_free.eq(~self.o.valid | self.o.ready),
-            step.eq(active & out_free),
-            self.i.ready.eq(~active | (out_free & final)),
+            out.i.valid.eq(active),
+            out.i.payload.address.eq(Cat(C(0, lane_bits), first_word, block)),
+            out.i.payload.len.eq(last_word - first_word),
+            out.i.payload.last.eq(final),
+            out.i.payload.tag.eq(tag),
+            step.eq(active & out.i.ready),
+            self.i.ready.eq(~active | (out.i.ready & final)),
             self.busy.eq(active | self.o.valid),
         ]
-        with m.If(out_free):
-            m.d.sync += [
-                self.o.valid.eq(active),
-                self.o.payload.address.eq(Cat(C(0, lane_bits), first_word, block)),
-                self.o.payload.len.eq(last_word - first_word),
-                self.o.payload.last.eq(final),
-                self.o.payload.tag.eq(tag),
-            ]
+        wiring.connect(m, out.o, wiring.flipped(self.o))
         with m.If(self.i.ready):
             m.d.sync += [
                 active.eq(self.i.valid),

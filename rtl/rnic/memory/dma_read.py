@@ -84,22 +84,27 @@ class _ReadChannel(wiring.Component):
             self.busy.eq(accesses.level != 0),
         ]
 
-        # Credit: a burst leaves only when every beat of it has a place, so R never waits.
+        # Credit: a burst leaves only when every beat of it has a place, so R never waits. The room of a burst is taken
+        # one cycle after it left (a short path); in that cycle no other is offered.
         room = Signal(range(depth + 1), init=depth)
+        left = Signal()  # a burst left one cycle ago
+        left_beats = Signal(9)
         fits = Signal()
-        spent = Signal(9)
         returned = Signal()
         m.d.comb += [
-            fits.eq(room > splitter.o.payload.len),
+            fits.eq((room > splitter.o.payload.len) & ~left),
             self.burst.valid.eq(splitter.o.valid & fits),
             self.burst.payload.eq(splitter.o.payload),
             splitter.o.ready.eq(self.burst.ready & fits),
-            spent.eq(Mux(self.burst.valid & self.burst.ready, splitter.o.payload.len + 1, 0)),
             returned.eq(buffer.o.valid & buffer.o.ready),
             buffer.i.valid.eq(self.beat.valid),
             buffer.i.payload.eq(self.beat.payload),
         ]
-        m.d.sync += room.eq(room - spent + returned)
+        m.d.sync += [
+            left.eq(self.burst.valid & self.burst.ready),
+            left_beats.eq(splitter.o.payload.len + 1),
+            room.eq(room - Mux(left, left_beats, 0) + returned),
+        ]
 
         self._words(m, accesses.o, buffer.o)
         watch(m, "command", self.command)
@@ -159,7 +164,8 @@ class DmaRead(wiring.Component):
     A word carries ``first`` and ``count`` as ``stream.align.Packer`` takes them; ``last`` ends the access. A bus error
     sets ``err`` on that access's last word; all its words come nevertheless, with whatever data the bus gave.
 
-    Timing: command to ARVALID 3 cycles; one AR per cycle; R beat to word 2 cycles; one word per cycle.
+    Timing: command to ARVALID 3 cycles; one AR per cycle, of one client one per 2 cycles; R beat to word 2 cycles; one
+    word per cycle.
 
     Parameters: ``width`` of the bus in bits; ``clients``, list of ReadClient. Raises ValueError.
     Members: for each client a port of its name with ``command`` (stream of DmaCommand, 1..65535 bytes, any alignment)
@@ -187,7 +193,7 @@ class DmaRead(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.arbiter = arbiter = StreamArbiter(BurstCommand(), len(self.clients))
+        m.submodules.arbiter = arbiter = StreamArbiter(BurstCommand(), len(self.clients), skid=True)
         axi = self.axi
         burst = arbiter.o.payload
         m.d.comb += [

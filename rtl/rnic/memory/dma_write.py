@@ -18,6 +18,16 @@ from rnic.stream.fork import Fork
 __all__ = ["DmaWrite"]
 
 
+class Start(data.StructLayout):
+    """An access that may go to the bus; ``end``: number of its last byte, counted from its address block.
+
+    Parameters: ``width`` of the bus in bits.
+    """
+
+    def __init__(self, width: int):
+        super().__init__({"command": DmaCommand(), "end": range(max_block(width) + (1 << 16))})
+
+
 class _WriteChannel(wiring.Component):
     """One client's half: lets commands pass while there are places, counts responses, reports to the client.
 
@@ -34,7 +44,7 @@ class _WriteChannel(wiring.Component):
         self.block = max_block(width)
         super().__init__({
             "command": In(stream.Signature(DmaCommand())),
-            "start": Out(stream.Signature(DmaCommand())),
+            "start": Out(stream.Signature(Start(width))),
             "data_valid": In(1),
             "delivered": In(1),
             "accept": In(1),
@@ -65,7 +75,8 @@ class _WriteChannel(wiring.Component):
             place.eq((unaccepted != self.outstanding) & (undone != self.outstanding)),
             may_start.eq(self.data_valid & ~streaming & place),
             self.start.valid.eq(self.command.valid & may_start),
-            self.start.payload.eq(self.command.payload),
+            self.start.payload.command.eq(self.command.payload),
+            self.start.payload.end.eq(end_byte),
             self.command.ready.eq(self.start.ready & may_start),
             started.eq(self.start.valid & self.start.ready),
             end_byte.eq(self.command.payload.address[:block_bits] + self.command.payload.length - 1),
@@ -168,8 +179,8 @@ class DmaWrite(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         block = max_block(self.width)
-        m.submodules.arbiter = arbiter = StreamArbiter(DmaCommand(), len(self.clients))
-        job = data.StructLayout({"command": DmaCommand(), "client": self.id_width})
+        m.submodules.arbiter = arbiter = StreamArbiter(Start(self.width), len(self.clients), skid=True)
+        job = data.StructLayout({"start": Start(self.width), "client": self.id_width})
         m.submodules.fork = fork = Fork(job, 2)
         m.submodules.splitter = splitter = BurstSplitter(self.width, block, self.id_width)
         m.submodules.scatter = scatter = Scatter(self.width, block=block, tag_width=self.id_width)
@@ -194,16 +205,16 @@ class DmaWrite(wiring.Component):
         address_job, data_job = fork.o[0], fork.o[1]
         m.d.comb += [
             fork.i.valid.eq(arbiter.o.valid),
-            fork.i.payload.command.eq(arbiter.o.payload),
+            fork.i.payload.start.eq(arbiter.o.payload),
             fork.i.payload.client.eq(arbiter.source),
             arbiter.o.ready.eq(fork.i.ready),
             splitter.i.valid.eq(address_job.valid),
-            splitter.i.payload.eq(address_job.payload.command),
+            splitter.i.payload.eq(address_job.payload.start.command),
             splitter.tag.eq(address_job.payload.client),
             address_job.ready.eq(splitter.i.ready),
             scatter.command.valid.eq(data_job.valid),
-            scatter.command.payload.start.eq(data_job.payload.command.address[: (block - 1).bit_length()]),
-            scatter.command.payload.length.eq(data_job.payload.command.length),
+            scatter.command.payload.start.eq(data_job.payload.start.command.address[: (block - 1).bit_length()]),
+            scatter.command.payload.end.eq(data_job.payload.start.end),
             scatter.command.payload.tag.eq(data_job.payload.client),
             data_job.ready.eq(scatter.command.ready),
         ]

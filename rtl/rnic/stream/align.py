@@ -43,13 +43,14 @@ class BusWord(data.StructLayout):
 
 
 class ScatterCommand(data.StructLayout):
-    """``length`` bytes (1..65535) go to byte ``start`` of an address block.
+    """The bytes of a packet go to bytes ``start`` to ``end`` (both included) counted from the beginning of an address
+    block; 1..65535 bytes. The one who makes the command knows ``end`` early enough to have a register behind its sum.
 
     Parameters: ``block`` in bytes, a power of two; ``tag_width`` in bits.
     """
 
     def __init__(self, block: int, tag_width: int = 0):
-        super().__init__({"start": range(block), "length": 16, "tag": tag_width})
+        super().__init__({"start": range(block), "end": range(block + (1 << 16)), "tag": tag_width})
 
 
 class _Rotate(wiring.Component):
@@ -213,9 +214,9 @@ class Packer(wiring.Component):
 class Scatter(wiring.Component):
     """Spreads packets over memory-aligned words: byte 0 of the packet goes to byte ``start`` of an address block.
 
-    One command a packet; the packet has exactly ``length`` bytes (Assert). The first word begins at lane ``start`` mod
-    lanes, ``strb`` marks the packet's bytes, others are zero in ``strb`` only. ``block_last`` marks the last word of
-    the command and the last word of each ``block`` bytes of address (a bus burst must end there).
+    One command a packet; the packet has exactly ``end - start + 1`` bytes (Assert). The first word begins at lane
+    ``start`` mod lanes, ``strb`` marks the packet's bytes, others are zero in ``strb`` only. ``block_last`` marks the
+    last word of the command and the last word of each ``block`` bytes of address (a bus burst must end there).
 
     Timing: latency 2 cycles at 64 bits, 3 above; one word per cycle, no cycle between commands. Command and first beat
     are waited for together; the command is taken with its last word. ``ready`` follows ``o.ready`` combinationally.
@@ -261,15 +262,13 @@ class Scatter(wiring.Component):
         index = Signal(range(words_per_block + (1 << 16) // lanes + 1))  # word number while not `first`
         first = Signal(init=1)
         word = Signal.like(index)
-        end_byte = Signal(range(self.block + (1 << 16)))  # of the last byte
         final = Signal()  # the last word of the command
         tail = Signal()  # no beat is left: the word holds only bytes of the beat before
         beat_done = Signal()  # the last beat has been taken
         step = Signal()
         m.d.comb += [
             word.eq(Mux(first, start_word, index)),
-            end_byte.eq(command.start + command.length - 1),
-            final.eq(word == end_byte >> bits),
+            final.eq(word == command.end >> bits),
             tail.eq(beat_done),
             rotate.i.valid.eq(self.command.valid & (self.i.valid | tail)),
             step.eq(rotate.i.valid & rotate.i.ready),
@@ -285,7 +284,7 @@ class Scatter(wiring.Component):
             m.d.comb += [
                 rotate.i.payload.meta.old[lane].eq(start_lane > lane),
                 rotate.i.payload.meta.strb[lane].eq(
-                    (~first | (start_lane <= lane)) & (~final | (end_byte[:bits] >= lane))),
+                    (~first | (start_lane <= lane)) & (~final | (command.end[:bits] >= lane))),
             ]
         with m.If(step):
             m.d.sync += [
@@ -320,9 +319,11 @@ class Scatter(wiring.Component):
         """The packet must have exactly the command's bytes."""
         lanes = self.width // 8
         bits = lane_bits(self.width)
-        length = self.command.payload.length
+        command = self.command.payload
+        length = Signal(range(self.block + (1 << 16) + 1))
+        m.d.comb += length.eq(command.end - command.start + 1)
         beats = Signal(range((1 << 16) // lanes + 1))  # taken of this packet before the present one
-        beats_less_1 = Signal.like(beats)
+        beats_less_1 = Signal.like(length)
         final_keep = Signal(lanes)
         m.d.comb += beats_less_1.eq((length - 1) >> bits)
         for lane in range(lanes):
@@ -330,7 +331,7 @@ class Scatter(wiring.Component):
         with m.If(taken):
             m.d.sync += beats.eq(Mux(self.i.payload.last, 0, beats + 1))
             m.d.sync += [
-                Assert(length != 0, "Scatter: command of zero bytes"),
+                Assert(command.end >= command.start, "Scatter: command of zero bytes"),
                 Assert(self.i.payload.last == (beats == beats_less_1),
                        Format("Scatter: packet and command of {} bytes differ at beat {}", length, beats)),
                 Assert(~self.i.payload.last | (self.i.payload.keep == final_keep),

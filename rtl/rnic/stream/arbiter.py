@@ -4,7 +4,7 @@ from amaranth import *
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from rnic.stream.buffer import StreamRegister
+from rnic.stream.buffer import SkidBuffer, StreamRegister
 
 __all__ = ["PacketArbiter", "PriorityArbiter", "RoundRobin", "StreamArbiter"]
 
@@ -48,11 +48,12 @@ class _Arbiter(wiring.Component):
     _round_robin: bool
     _packets: bool
 
-    def __init__(self, shape, n: int):
+    def __init__(self, shape, n: int, *, skid: bool = False):
         if n < 1:
             raise ValueError(f"number of inputs is {n}, must be at least 1")
         self.shape = shape
         self.n = n
+        self.skid = skid
         super().__init__({
             "i": In(stream.Signature(shape)).array(n),
             "o": Out(stream.Signature(shape)),
@@ -62,7 +63,7 @@ class _Arbiter(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         tagged = data.StructLayout({"payload": self.shape, "source": range(self.n)})
-        m.submodules.out = out = StreamRegister(tagged)
+        m.submodules.out = out = SkidBuffer(tagged) if self.skid else StreamRegister(tagged)
 
         requests = Signal(self.n)
         choice = Signal(range(self.n))
@@ -119,7 +120,8 @@ class StreamArbiter(_Arbiter):
     Timing: latency 1 cycle, one item per cycle; an input waits for at most one item of each other input. Order is kept
     within an input.
 
-    Parameters: ``shape``, the payload; ``n`` >= 1 inputs. Raises ValueError.
+    Parameters: ``shape``, the payload; ``n`` >= 1 inputs; ``skid``, two output registers, so that the inputs' ``ready``
+    does not depend on ``o.ready`` combinationally. Raises ValueError.
     Members: ``i``, array of ``n`` streams; ``o``, stream; ``source``, index of the input the item on ``o`` came from.
     """
 
@@ -145,11 +147,11 @@ class PriorityArbiter(_Arbiter):
 
     Timing: latency 1 cycle, one item per cycle. A busy low index starves the higher ones: the user bounds it.
 
-    Parameters: ``shape``, ``n`` as of StreamArbiter; ``packets``. Members as of StreamArbiter.
+    Parameters: ``shape``, ``n``, ``skid`` as of StreamArbiter; ``packets``. Members as of StreamArbiter.
     """
 
     _round_robin = False
 
-    def __init__(self, shape, n: int, *, packets: bool = False):
+    def __init__(self, shape, n: int, *, packets: bool = False, skid: bool = False):
         self._packets = packets
-        super().__init__(shape, n)
+        super().__init__(shape, n, skid=skid)
