@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .shell import SHELL, Manifest, check_ports, find_ports, make_glue, make_shell
@@ -33,8 +33,6 @@ _LIBRARY = "librnic.so"
 _OPT_FAST = ("-Os",)
 # Code that runs once (construction, the wave hierarchy): its compile time is what counts.
 _OPT_SLOW = ("-O0",)
-# Writes changed signals to the wave file; large, and not run unless waves are on.
-_OPT_TRACE = ("-O1",)
 _OPT_RUNTIME = ("-O2",)
 _COMMON = (
     "-std=c++17", "-fPIC", "-pthread", "-w",
@@ -67,7 +65,6 @@ class _Job:
     source: Path
     target: Path
     flags: tuple[str, ...]
-    weight: int = field(default=0)
 
 
 def _digest(*parts: object) -> str:
@@ -104,11 +101,9 @@ def _compile(jobs: list[_Job], workers: int, cwd: Path) -> None:
     """Compiles all jobs, the large ones first."""
     gxx = need_tool("g++")
     front = [ccache, gxx] if (ccache := shutil.which("ccache")) else [gxx]
-    for job in jobs:
-        job.weight = job.weight or job.source.stat().st_size
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(_call, [*front, *job.flags, "-c", "-o", str(job.target), str(job.source)], cwd)
-                   for job in sorted(jobs, key=lambda job: -job.weight)]
+                   for job in sorted(jobs, key=lambda job: -job.source.stat().st_size)]
         for future in futures:
             future.result()
 
@@ -144,8 +139,14 @@ def _runtime(root: Path, names: list[str], verilator: Verilator, trace: bool, wo
     return sorted(home.glob("*.o"))
 
 
-def _verilate(work: Path, verilator: Verilator, trace: bool, workers: int) -> list[str]:
-    """Runs Verilator in ``work`` and returns the names of the run-time sources the model asks for."""
+def _hide_anonymous(verilog: str) -> str:
+    """Names that Yosys made up (``\\$12``) get a leading underscore, which keeps them out of the waves: they are half of
+    all signals and nobody looks at them."""
+    return verilog.replace("\\$", "\\_$")
+
+
+def _verilate(work: Path, verilator: Verilator, trace: bool, workers: int) -> dict[str, list[str]]:
+    """Runs Verilator in ``work``; returns its lists of sources (without suffix) by the name of the make variable."""
     arguments = [*_VERILATE, "--Mdir", "obj", "-j", str(workers)]
     if trace:
         arguments += ["--trace-fst", "--trace-max-width", "4096"]
@@ -154,28 +155,25 @@ def _verilate(work: Path, verilator: Verilator, trace: bool, workers: int) -> li
         tail = "\n".join((result.stdout + result.stderr).splitlines()[:40])
         raise BuildError(f"verilator failed:\n{tail}")
     classes = (work / "obj" / "Vrnic_classes.mk").read_text()
-    names: list[str] = []
-    for group in ("VM_GLOBAL_FAST", "VM_GLOBAL_SLOW"):
-        block = re.search(rf"{group} \+= \\\n((?:\s+\S+ \\\n)*)", classes)
-        names += re.findall(r"\S+(?= \\)", block[1]) if block else []
-    return names
+    blocks = re.findall(r"^(VM_\w+) \+= \\\n((?:\s+\S+ \\\n)*)", classes, re.M)
+    return {name: re.findall(r"\S+(?= \\)", block) for name, block in blocks}
 
 
-def _model_jobs(work: Path, flags: tuple[str, ...]) -> tuple[list[_Job], list[_Job]]:
+def _model_jobs(work: Path, sources: dict[str, list[str]], flags: tuple[str, ...]) -> tuple[list[_Job], list[_Job]]:
     """(precompiled headers, objects) of the Verilated model and its glue."""
     obj = work / "obj"
     flags = (*flags, f"-I{obj}")
-    kinds = {"fast": _OPT_FAST, "slow": _OPT_SLOW, "trace": _OPT_TRACE}
-    jobs, used = [], set()
-    for source in sorted(obj.glob("*.cpp")):
-        kind = "slow" if "__Slow" in source.stem or "__Syms" in source.stem else "trace" if "__Trace__" in source.stem else "fast"
-        used.add(kind)
+    levels = {"fast": _OPT_FAST, "slow": _OPT_SLOW}
+    groups = {"fast": sources["VM_CLASSES_FAST"] + sources["VM_SUPPORT_FAST"],
+              "slow": sources["VM_CLASSES_SLOW"] + sources["VM_SUPPORT_SLOW"]}
+    headers, jobs = [], []
+    for kind, names in groups.items():
         header = obj / f"Vrnic__pch.h.{kind}"
-        jobs.append(_Job(source, source.with_suffix(".o"), (*flags, *kinds[kind], "-include", str(header))))
+        headers.append(_Job(obj / "Vrnic__pch.h", Path(f"{header}.gch"), (*flags, *levels[kind], "-x", "c++-header")))
+        jobs += [_Job(obj / f"{name}.cpp", obj / f"{name}.o", (*flags, *levels[kind], "-include", str(header)))
+                 for name in names]
     glue = work / "glue.cpp"
     jobs.append(_Job(glue, glue.with_suffix(".o"), (*flags, "-O1")))
-    headers = [_Job(obj / "Vrnic__pch.h", obj / f"Vrnic__pch.h.{kind}.gch", (*flags, *kinds[kind], "-x", "c++-header"), 1)
-               for kind in sorted(used)]
     return headers, jobs
 
 
@@ -200,7 +198,7 @@ def build_model(verilog_text: str, manifest: dict, *, trace: bool = True, jobs: 
     ports = find_ports(verilog_text)
     check_ports(ports, facts)
     verilator = find_verilator()
-    options = [_VERILATE, _COMMON, _OPT_FAST, _OPT_SLOW, _OPT_TRACE, _OPT_RUNTIME, trace]
+    options = [_VERILATE, _COMMON, _OPT_FAST, _OPT_SLOW, _OPT_RUNTIME, trace]
     shell, glue = make_shell(ports, facts), make_glue(ports, facts)
     key = _digest(verilog_text, shell, glue, manifest, _harness_text(), verilator.version, compiler_version(), options)
     root = build_root() / "sim"
@@ -213,14 +211,14 @@ def build_model(verilog_text: str, manifest: dict, *, trace: bool = True, jobs: 
         started = time.monotonic()
         work = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=root))
         try:
-            (work / "rnic.v").write_text(verilog_text)
+            (work / "rnic.v").write_text(_hide_anonymous(verilog_text))
             (work / "shell.v").write_text(shell)
             (work / "glue.cpp").write_text(glue)
-            names = _verilate(work, verilator, trace, jobs)
+            sources = _verilate(work, verilator, trace, jobs)
             verilated = time.monotonic()
-            runtime = _runtime(root, names, verilator, trace, jobs)
+            runtime = _runtime(root, sources["VM_GLOBAL_FAST"] + sources["VM_GLOBAL_SLOW"], verilator, trace, jobs)
             runtime_done = time.monotonic()
-            headers, objects = _model_jobs(work, _include_flags(verilator, trace))
+            headers, objects = _model_jobs(work, sources, _include_flags(verilator, trace))
             _compile(headers, jobs, work)
             _compile(objects, jobs, work)
             _link([job.target for job in objects] + runtime, work / _LIBRARY, trace, verilator)

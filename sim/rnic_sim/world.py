@@ -174,7 +174,7 @@ class Host:
         """Bursts, beats and errors of the host bus; ``unmapped`` counts DMA outside allocated memory."""
         counters = native.AxiCounters()
         self._lib.rnic_axi_counters(self._world._live(), self._index, counters)
-        return {name: getattr(counters, name) for name, _ in native.AxiCounters._fields_}
+        return {field[0]: getattr(counters, field[0]) for field in native.AxiCounters._fields_}
 
     # Interrupts and frames
 
