@@ -332,7 +332,8 @@ class Bench:
                 ("store_data", d.store_data, True), ("ring_answer", d.xlate_ring.response, True),
                 ("place_answer", d.xlate_place.response, True), ("word", d.read.word, True),
                 ("accepted", d.write.accepted, True), ("done", d.write.done, True),
-                ("ack", d.ack, False), ("cqe", d.cqe, False), ("qp_error", d.qp_error, False), ("store_read", d.store_read, False),
+                ("ack", d.ack, False), ("cqe", d.cqe, False),
+                ("qp_error", d.qp_error, False), ("store_read", d.store_read, False),
                 ("free", d.free, False), ("ring_ask", d.xlate_ring.request, False), ("place_ask", d.xlate_place.request, False),
                 ("read", d.read.command, False), ("write", d.write.command, False), ("data", d.write.data, False),
             ]
@@ -464,7 +465,8 @@ class Bench:
             started = False
             while actions or still < settle:
                 self.cycle += 1
-                assert self.cycle < limit, f"not through after {limit} cycles: {[(n, len(q.queue)) for n, q in self.ports.items()]}"
+                if self.cycle >= limit:
+                    raise TimeoutError(f"{limit} cycles; queues {({n: len(q.queue) for n, q in self.ports.items()})}")
                 if not started:
                     started = not self.ports["ctx"].queue
                 elif wait:

@@ -190,8 +190,9 @@ def test_sequence(epsn):
         write_only(qp), write_only(qp, opcode=Opcode.RC_READ_REQUEST, payload=b"", rkey=0xBAD),  # duplicates
         send(qp, 2, "ONLY", 300), send(qp, 3, "ONLY", 4),  # RNR before the length check, then silence
         send(qp, 2, "ONLY", 8), ("post", qp, BUFFER), send(qp, 3, "ONLY", 8), send(qp, 2, "ONLY", 8),
-        first, write_only(qp, 2), write_only(qp, 1, ackreq=0), last, write_only(qp, 5), ("post", qp, BUFFER), ("post", qp, BUFFER),
-        last, send(qp, 5, "ONLY_IMM", 0, imm=7), send(qp, 4, "ONLY", 7), write_only(qp, (1 << 23) + 5), write_only(qp, (1 << 23) + 6),
+        first, write_only(qp, 2), write_only(qp, 1, ackreq=0), last, write_only(qp, 5),
+        ("post", qp, BUFFER), ("post", qp, BUFFER), last, send(qp, 5, "ONLY_IMM", 0, imm=7), send(qp, 4, "ONLY", 7),
+        write_only(qp, (1 << 23) + 5), write_only(qp, (1 << 23) + 6),
         send(qp, 6, "ONLY", 3),
     ]
     bench.run(actions)

@@ -1,0 +1,286 @@
+"""Completion queue writer."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import CQ_CTX, CQE, CtxTable
+from ..abi.contexts import COUNTER
+from ..abi.queues import CQE_BYTES
+from ..config import Params
+from ..memory.ordered import OrderedXlate
+from ..qp.table import ContextTable
+from ..records import (
+    CqeRequest,
+    CtxBus,
+    DmaWriteSignature,
+    Doorbell,
+    Probe,
+    ProbeEvent,
+    XlateSignature,
+    XlateStatus,
+)
+from ..stream.buffer import StreamRegister
+from ..stream.check import watch
+from ..stream.fifo import StreamFifo
+
+__all__ = ["CqeWriter"]
+
+TAG_BITS = 3
+CQE_LOG_BYTES = CQE_BYTES.bit_length() - 1
+
+
+class _Item(data.StructLayout):
+    """A CQE on its way to the ring."""
+
+    def __init__(self, p: Params):
+        super().__init__({"cqn": p.cqn_bits, "cqe": 8 * CQE_BYTES})
+
+
+class _Written(data.StructLayout):
+    """What is remembered of a CQE until its write response."""
+
+    def __init__(self, p: Params):
+        super().__init__({"cqn": p.cqn_bits, "qpn": 24, "index": 16, "opcode": 8, "status": 8})
+
+
+class CqeWriter(wiring.Component):
+    """Writes CQEs to their rings in host memory.
+
+    A CQE goes to entry ``producer`` mod size of the ring (translation table entry ``tpt_cq_base + cqn``), whole, in one
+    write; its phase bit is 1 in the first round and toggles each round (R-CQ-9); its stamp is ``cycle``. ``producer``
+    lives in CqCtx, the consumer counter comes by doorbell.
+
+    When the ring is full (producer - consumer == size) nothing is overwritten: ``overflow`` pulses, the CQ is put in error
+    (``valid`` 0) and named on ``cq_error`` (R-CQ-6). A CQE that cannot be translated or written does the same, without
+    ``overflow``. A CQ that is not valid swallows its CQEs. One CQ is named once, though CQEs under way may fail together.
+
+    Timing: one CQE per 5 cycles; translations and writes of several CQEs are under way, in order, so the CQEs of a CQ become
+    visible in order. No more writes are under way than there is room for their responses.
+
+    Members: ``cqe``, ``doorbell``, ``ctx``, ``cycle`` (64) in; ``xlate``, ``write`` clients; ``cq_error`` (CQN) stream;
+    ``overflow`` pulse; ``probe_doorbell`` (CQ_DOORBELL), ``probe`` (CQE_WRITTEN).
+    """
+
+    tag_bits = TAG_BITS
+
+    def __init__(self, p: Params):
+        self.p = p
+        self.under_way = 8 + 2 * p.desc_depth  # CQEs between the context and their write response
+        super().__init__({
+            "cqe": In(stream.Signature(CqeRequest(p))),
+            "doorbell": In(stream.Signature(Doorbell(p.cqn_bits))),
+            "ctx": In(CtxBus(p)),
+            "cycle": In(64),
+            "xlate": Out(XlateSignature(p, TAG_BITS)),
+            "write": Out(DmaWriteSignature(p)),
+            "cq_error": Out(stream.Signature(p.cqn_bits)),
+            "overflow": Out(1),
+            "probe_doorbell": Out(Probe()),
+            "probe": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        m.submodules.cqs = cqs = ContextTable(p, CtxTable.CQ, CQ_CTX, p.num_cqs, engine_writes=True)
+        m.submodules.consumers = consumers = ContextTable(p, CtxTable.CQ_CONSUMER, COUNTER, p.num_cqs, engine_writes=True)
+        m.submodules.translate = translate = OrderedXlate(p, TAG_BITS, _Item(p))
+        m.submodules.failures = failures = StreamFifo(p.cqn_bits, self.under_way)
+        m.submodules.errors = errors = StreamRegister(p.cqn_bits)
+        wiring.connect(m, translate.xlate, wiring.flipped(self.xlate))
+        wiring.connect(m, errors.o, wiring.flipped(self.cq_error))
+
+        self._returned = Signal(2)  # CQEs that ended in this cycle
+        self._doorbells(m, consumers)
+        self._choose(m, cqs, consumers, translate, failures, errors)
+        self._write(m, translate.response, failures)
+        watch(m, "write_data", self.write.data)
+        watch(m, "write_command", self.write.command)
+        watch(m, "cq_error", self.cq_error)
+        return m
+
+    def _doorbells(self, m, consumers):
+        m.d.comb += [
+            self.doorbell.ready.eq(1),
+            consumers.write_en.eq(self.doorbell.valid),
+            consumers.write_index.eq(self.doorbell.p.id),
+            consumers.write_words.eq(1),
+            consumers.write_data.value.eq(self.doorbell.p.counter),
+            self.probe_doorbell.valid.eq(self.doorbell.valid),
+            self.probe_doorbell.event.eq(ProbeEvent.CQ_DOORBELL),
+            self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
+            self.probe_doorbell.length.eq(self.doorbell.p.counter),
+        ]
+
+    def _choose(self, m, cqs, consumers, translate, failures, errors):
+        """Reads the CQ's context, gives the CQE its place, or puts the CQ in error. One CQE or failure at a time."""
+        p = self.p
+        cqn = Signal(p.cqn_bits)  # being worked on
+        offered_cqn = Signal(p.cqn_bits)
+        failing = Signal()  # a failed CQE's CQ goes to error
+        start = Signal()
+        working = Signal()
+        conflict = Signal()
+        credits = Signal(range(self.under_way + 1), init=self.under_way)
+        spent = Signal()
+        used = Signal(24)  # CQEs in the ring
+        mask, size = Signal(24), Signal(24)  # ring size - 1, ring size
+        full = Signal()
+        context, consumer = cqs.read(0)[1], consumers.read(0)[1]
+        write, bus = cqs.write_data, self.ctx.payload
+
+        m.d.comb += [
+            offered_cqn.eq(Mux(failures.o.valid, failures.o.payload, self.cqe.p.cqn)),
+            start.eq(~working & (failures.o.valid | (self.cqe.valid & (credits != 0)))),
+            cqs.read(0)[0].eq(Mux(working, cqn, offered_cqn)),
+            consumers.read(0)[0].eq(Mux(working, cqn, offered_cqn)),
+            # A command's write must not fall between the read and the write of this engine.
+            conflict.eq((bus.table == CtxTable.CQ) & (
+                (start & (bus.index[: len(cqn)] == offered_cqn)) | (working & (bus.index[: len(cqn)] == cqn)))),
+            self.ctx.ready.eq(~conflict & cqs.ctx.ready & consumers.ctx.ready),
+            cqs.ctx.valid.eq(self.ctx.valid & ~conflict),
+            consumers.ctx.valid.eq(self.ctx.valid & ~conflict),
+            cqs.ctx.payload.eq(bus),
+            consumers.ctx.payload.eq(bus),
+            cqs.write_index.eq(cqn),
+            write.valid.eq(0),
+            write.log_size.eq(context.log_size),
+            write.eqn.eq(context.eqn),
+            write.producer.eq(context.producer + 1),
+            errors.i.payload.eq(cqn),
+            full.eq((used & ~mask).any()),
+        ]
+        m.d.sync += [
+            credits.eq(credits - spent + self._returned),
+            Assert(credits + self._returned <= self.under_way + spent, Format("CQE writer: {} credits", credits)),
+        ]
+
+        # The CQE as it is asked for; held while the translation block does not take it.
+        request, cqe = self.cqe.p, Signal(CQE.layout)
+        asked = translate.request
+        held = Signal(asked.payload.shape())
+        m.d.comb += [
+            *(cqe[name].eq(request[name]) for name in
+              ("byte_len", "imm", "qpn", "flags", "src_qp", "vendor_err", "wqe_counter", "opcode", "status")),
+            cqe.stamp.eq(self.cycle),
+            cqe.phase.eq(~(context.producer & size).any()),  # R-CQ-9: the bit above the index, inverted
+            asked.payload.eq(held),
+        ]
+        with m.FSM(name="cqe_writer") as fsm:
+            m.d.comb += working.eq(~fsm.ongoing("Idle"))
+            with m.State("Idle"):
+                m.d.sync += [cqn.eq(offered_cqn), failing.eq(failures.o.valid)]
+                with m.If(start):
+                    m.d.comb += failures.o.ready.eq(1)
+                    m.next = "Read"
+            with m.State("Read"):
+                m.next = "Measure"
+            with m.State("Measure"):
+                m.d.sync += [used.eq(context.producer - consumer.value), mask.eq((1 << context.log_size) - 1),
+                             size.eq(1 << context.log_size)]
+                m.next = "Decide"
+            with m.State("Decide"):
+                m.d.sync += [
+                    held.ring.eq(1),
+                    held.key.eq(p.tpt_cq_base + cqn),
+                    held.pd.eq(0),
+                    held.rights.eq(0),
+                    held.va.eq((context.producer & mask) << CQE_LOG_BYTES),
+                    held.length.eq(CQE_BYTES),
+                    held.meta.cqn.eq(cqn),
+                    held.meta.cqe.eq(cqe),
+                ]
+                with m.If(~context.valid):
+                    m.d.comb += self.cqe.ready.eq(~failing)
+                    m.next = "Idle"
+                with m.Elif(failing | full):
+                    # R-CQ-6. Nothing in memory changes.
+                    m.d.comb += [
+                        self.cqe.ready.eq(~failing),
+                        self.overflow.eq(~failing),
+                        cqs.write_en.eq(1),
+                        cqs.write_words.eq(1),
+                    ]
+                    m.next = "Error"
+                with m.Else():
+                    m.d.comb += [
+                        self.cqe.ready.eq(1),
+                        spent.eq(1),
+                        cqs.write_en.eq(1),
+                        cqs.write_words.eq(2),
+                    ]
+                    m.next = "Ask"
+            with m.State("Ask"):
+                m.d.comb += asked.valid.eq(1)
+                with m.If(asked.ready):
+                    m.next = "Idle"
+            with m.State("Error"):
+                m.d.comb += errors.i.valid.eq(1)
+                with m.If(errors.i.ready):
+                    m.next = "Idle"
+
+    def _write(self, m, answer, failures):
+        """Writes a translated CQE; follows it to its write response."""
+        p = self.p
+        m.submodules.pending = pending = StreamFifo(_Written(p), self.under_way)
+        beats = max(1, CQE_BYTES // p.lanes)
+        width = 8 * CQE_BYTES // beats
+        cqe = Signal(CQE.layout)
+        command, beat, done = self.write.command, self.write.data, self.write.done
+        usable = Signal()
+        commanded = Signal()  # the command has been taken
+        sent = Signal(range(beats + 1))  # beats taken
+        finish = Signal()
+        bad_answer = Signal()
+        bad_write = Signal()
+        responded = Signal()
+        m.d.comb += [
+            cqe.eq(answer.p.meta.cqe),
+            # An entry whose physical address is no multiple of its size is treated as unwritable.
+            usable.eq((answer.p.status == XlateStatus.OK) & (answer.p.address[:CQE_LOG_BYTES] == 0)),
+            command.valid.eq(answer.valid & usable & ~commanded),
+            command.p.address.eq(answer.p.address),
+            command.p.length.eq(CQE_BYTES),
+            beat.valid.eq(answer.valid & usable & (sent != beats)),
+            beat.p.data.eq(answer.p.meta.cqe.word_select(sent, width)),
+            beat.p.keep.eq((1 << width // 8) - 1),
+            beat.p.last.eq(sent == beats - 1),
+            finish.eq((commanded | (command.valid & command.ready))
+                      & ((sent == beats) | (beat.valid & beat.ready & beat.p.last))),
+            # The memory of `pending` is at most 3 cycles behind a response.
+            done.ready.eq(pending.o.valid),
+            responded.eq(done.valid & done.ready),
+            bad_write.eq(responded & done.payload),
+            bad_answer.eq(answer.valid & ~usable & ~bad_write),
+            answer.ready.eq(finish | bad_answer),
+            self.write.accepted.ready.eq(1),
+            pending.i.valid.eq(finish),
+            pending.i.p.cqn.eq(answer.p.meta.cqn),
+            pending.i.p.qpn.eq(cqe.qpn),
+            pending.i.p.index.eq(cqe.wqe_counter),
+            pending.i.p.opcode.eq(cqe.opcode),
+            pending.i.p.status.eq(cqe.status),
+            pending.o.ready.eq(done.valid),
+            failures.i.valid.eq(bad_write | bad_answer),
+            failures.i.payload.eq(Mux(bad_write, pending.o.p.cqn, answer.p.meta.cqn)),
+            self._returned.eq(responded + bad_answer),
+            self.probe.valid.eq(responded & ~done.payload),
+            self.probe.event.eq(ProbeEvent.CQE_WRITTEN),
+            self.probe.qpn.eq(pending.o.p.qpn),
+            self.probe.index.eq(pending.o.p.index),
+            self.probe.opcode.eq(pending.o.p.opcode),
+            self.probe.length.eq(pending.o.p.status),
+        ]
+        with m.If(answer.ready):
+            m.d.sync += [commanded.eq(0), sent.eq(0)]
+        with m.Else():
+            with m.If(command.valid & command.ready):
+                m.d.sync += commanded.eq(1)
+            with m.If(beat.valid & beat.ready):
+                m.d.sync += sent.eq(sent + 1)
+        m.d.sync += [
+            Assert(~failures.i.valid | failures.i.ready, "CQE writer: failures overflow"),
+            Assert(~pending.i.valid | pending.i.ready, "CQE writer: writes overflow"),
+        ]
