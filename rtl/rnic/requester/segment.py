@@ -1,0 +1,434 @@
+"""Turns send WQEs into packets: opcodes, PSNs, gather lists."""
+
+from amaranth import *
+from amaranth.hdl import Assert, Format
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import REQUESTER_HOT, SGE, SGE_BYTES, CtxTable, QpState, VendorError, WcStatus, WqeOpcode
+from ..config import MAX_PMTU, Params
+from ..qp.table import ContextTable
+from ..records import (
+    CtxBus,
+    FetchedWqe,
+    GatherSegment,
+    Outstanding,
+    Probe,
+    ProbeEvent,
+    Rewind,
+    SendFailure,
+    TxJob,
+)
+from ..stream.beat import Beat
+from ..wire.opcode import Kind, Transport, opcode_of
+from .wqe_decode import DecodedWqe, WqeDecoder
+
+__all__ = ["Segmenter"]
+
+ACK_EVERY = 16  # packets; R-REQ-2
+MIN_PMTU_BITS = 8
+SGE_BITS = 8 * SGE_BYTES
+
+_KINDS = {  # operation: kind of its packets, immediate, invalidate
+    WqeOpcode.SEND: (Kind.SEND, False, False),
+    WqeOpcode.SEND_IMM: (Kind.SEND, True, False),
+    WqeOpcode.SEND_INV: (Kind.SEND, False, True),
+    WqeOpcode.WRITE: (Kind.WRITE, False, False),
+    WqeOpcode.WRITE_IMM: (Kind.WRITE, True, False),
+}
+
+
+class Segmenter(wiring.Component):
+    """Send WQEs to packets (`TxJob`) and their gather lists (`GatherSegment`, or Beats for inline data).
+
+    A WQE is thrown away when it was fetched under another epoch, is not the one the QP is at (``send_index``), when the QP does
+    not run or has stopped. In SQD a WQE not yet begun is put back by a rewind (R-QP-3). A WQE that fails its checks
+    (`WqeDecoder`) gives a `SendFailure` and an outstanding entry without a PSN, and stops the QP (R-ERR-7) until a command
+    writes word 0 of its REQUESTER_HOT.
+
+    Packets: FIRST/MIDDLE/LAST/ONLY (R-REQ-1), one PSN each (R-PSN-3), AckReq on the last and whenever the PSN's low four bits
+    are 15 (R-REQ-2), SE on the last (R-REQ-3). Segments of length 0 are not emitted (R-WQ-4); inline payload is (R-WQ-5).
+    A message longer than ``quantum`` bytes gives way when another WQE waits: its offset is kept, the epoch goes up, and the
+    scheduler is told to fetch again. The same happens with ``psn_window`` PSNs unacknowledged (R-PSN-6).
+
+    REQUESTER_HOT and the outstanding entry are written before a packet is offered: an answer finds both.
+
+    Ports: ``wqe``; ``ctx`` (a command's write to the REQUESTER_HOT of a QP that is being worked on waits); ``una_addr`` /
+    ``una`` 2-cycle read of the completer; ``job``, ``segment``, ``inline``; ``rewind``, ``failure``; ``remember_en``,
+    ``remember_index``, ``remember_data`` write of the outstanding table; ``hot_addr`` / ``hot_psn``, ``hot_send_index`` 2-cycle
+    read; ``probe`` (PACKET_MADE), ``probe_wqe`` (WQE_PARSED, LOCAL_FAILED).
+
+    Timing: 8 cycles from ``wqe`` to ``job``; a one-packet message with one SGE per 4 cycles; every further segment takes 2
+    cycles, every further packet 3.
+
+    Parameters: ``quantum`` bytes (default 1024 bus words, long enough to hide the fetch), ``psn_window`` a power of two up to
+    2^22. Raises ValueError.
+    """
+
+    def __init__(self, p: Params, *, quantum: int | None = None, psn_window: int = 1 << 22):
+        if psn_window & (psn_window - 1) or not 1 <= psn_window <= 1 << 22:
+            raise ValueError(f"psn_window is {psn_window}, must be a power of two 1..2^22")
+        self.p = p
+        self.quantum = 1024 * p.lanes if quantum is None else quantum
+        self.psn_window = psn_window
+        self.entry_bits = (p.num_qps * p.sq_outstanding - 1).bit_length()
+        super().__init__({
+            "wqe": In(stream.Signature(FetchedWqe(p))),
+            "ctx": In(CtxBus(p)),
+            "una_addr": Out(p.qpn_bits),
+            "una": In(24),
+            "job": Out(stream.Signature(TxJob(p))),
+            "segment": Out(stream.Signature(GatherSegment(p))),
+            "inline": Out(stream.Signature(Beat(p.data_width))),
+            "rewind": Out(stream.Signature(Rewind(p))),
+            "failure": Out(stream.Signature(SendFailure(p))),
+            "remember_en": Out(1),
+            "remember_index": Out(self.entry_bits),
+            "remember_data": Out(Outstanding(p)),
+            "hot_addr": In(p.qpn_bits),
+            "hot_psn": Out(24),
+            "hot_send_index": Out(16),
+            "probe": Out(Probe()),
+            "probe_wqe": Out(Probe()),
+        })  # fmt: skip
+
+    def elaborate(self, platform):
+        p = self.p
+        m = Module()
+        m.submodules.decoder = self._decoder = decoder = WqeDecoder(p)
+        m.submodules.hot = table = ContextTable(p, CtxTable.REQUESTER_HOT, REQUESTER_HOT, p.num_qps, read_ports=2,
+                                                engine_writes=True)  # fmt: skip
+        m.submodules.stopped = stopped_mem = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
+        wiring.connect(m, wiring.flipped(self.wqe), decoder.wqe)
+
+        self._declare(m)
+        m.d.comb += [
+            self.una_addr.eq(decoder.qpn),
+            table.read_index_0.eq(decoder.qpn),
+            table.read_index_1.eq(self.hot_addr),
+            self.hot_psn.eq(table.read_1.psn),
+            self.hot_send_index.eq(table.read_1.send_index),
+        ]
+        stopped_read = stopped_mem.read_port()
+        stopped_write = stopped_mem.write_port()
+        stopped_now = Signal()
+        m.d.comb += stopped_read.addr.eq(decoder.qpn)
+        m.d.sync += stopped_now.eq(stopped_read.data)
+
+        self._elaborate_ctx(m, table, stopped_write)
+        self._elaborate_load(m, table, stopped_now)
+        self._elaborate_packet(m)
+        self._elaborate_fsm(m, table, stopped_write)
+        return m
+
+    def _declare(self, m):
+        """The registers of the WQE under way and of its QP."""
+        p = self.p
+        self._wqe = Signal(DecodedWqe(p), name="current")
+        self._hot = Signal(REQUESTER_HOT.layout, name="hot_now")
+        self._stopped = Signal(name="stopped_now")
+        self._cached = Signal(name="hot_cached")  # _hot and _stopped are those of QP _wqe.qpn
+        self._una = Signal(24, name="una_now")
+        self._working = Signal(name="working")
+        self._load = Signal(name="load")
+        self._left = Signal(32, name="left")  # message bytes to go
+        self._extra = Signal(24, name="extra_psns")  # PSNs of the message beyond the first
+        self._last_psn = Signal(24, name="last_psn")
+        self._size = Signal(13, name="size")  # payload of this packet
+        self._ends = Signal(name="ends")
+        self._pmtu = Signal(13, name="pmtu")
+        self._to_gather = Signal(13, name="to_gather")  # payload bytes of this packet without a segment so far
+        self._seek = Signal(32, name="seek")
+        self._shrunk = Signal(name="shrunk")  # the WQE was read again and is now shorter than what was sent of it
+        self._turn = Signal(range(self.quantum + MAX_PMTU + 1), name="turn_bytes")
+        self._head = data.View(SGE.layout, self._wqe.body[:SGE_BITS])
+        m.d.comb += self._pmtu.eq((1 << MIN_PMTU_BITS - 1) << self._wqe.path_mtu)
+
+    def _elaborate_ctx(self, m, table, stopped_write):
+        """A command's write must not meet a QP whose hot record is being worked on."""
+        bus = self.ctx.payload
+        is_hot, hold, clears = Signal(), Signal(), Signal()
+        decoder_ctx = self._decoder.ctx
+        same = [
+            self._decoder.holds & (bus.index == self._decoder.qpn),
+            self._working & (bus.index == self._wqe.qpn),
+            self.rewind.valid & (bus.index == self.rewind.payload.qpn),
+            self.failure.valid & (bus.index == self.failure.payload.qpn),
+        ]
+        m.d.comb += [
+            is_hot.eq(bus.table == CtxTable.REQUESTER_HOT),
+            hold.eq(is_hot & Cat(same).any()),
+            table.ctx.payload.eq(bus),
+            decoder_ctx.payload.eq(bus),
+            table.ctx.valid.eq(self.ctx.valid & ~hold),
+            decoder_ctx.valid.eq(self.ctx.valid),
+            self.ctx.ready.eq(table.ctx.ready & decoder_ctx.ready & ~hold),
+            clears.eq(self.ctx.valid & self.ctx.ready & is_hot & (bus.word == 0)),
+        ]
+        with m.If(clears):
+            m.d.comb += [stopped_write.en.eq(1), stopped_write.addr.eq(bus.index), stopped_write.data.eq(0)]
+        with m.If(self.ctx.valid & self.ctx.ready & is_hot & (bus.index == self._wqe.qpn)):
+            m.d.sync += self._cached.eq(0)
+
+    def _elaborate_load(self, m, table, stopped_now):
+        """Hand-over from the decoder. The QP's state comes from the table, or from here when it is the same QP."""
+        i = self._decoder.o
+        m.d.comb += i.ready.eq(self._load)
+        with m.If(self._load & i.valid):
+            m.d.sync += [self._wqe.eq(i.payload), self._una.eq(self.una), self._turn.eq(0), self._cached.eq(1)]
+            with m.If(~self._cached | (i.payload.qpn != self._wqe.qpn)):
+                m.d.sync += [self._hot.eq(table.read_0), self._stopped.eq(stopped_now)]
+
+    def _elaborate_packet(self, m):
+        """Wire opcode of the packet: one lookup of operation and place in the message."""
+        self._wire_opcode = wire_opcode = Signal(8, name="wire_opcode")
+        self._starts = Signal(name="starts")
+        m.d.comb += self._starts.eq(self._hot.offset == 0)
+        with m.Switch(Cat(self._ends, self._starts, self._wqe.opcode)):
+            for operation, (kind, imm, inv) in _KINDS.items():
+                for place in range(4):
+                    starts, ends = bool(place & 2), bool(place & 1)
+                    with m.Case(operation.value << 2 | place):
+                        code = opcode_of(Transport.RC, kind, starts=starts, ends=ends, imm=imm and ends, inv=inv and ends)
+                        m.d.comb += wire_opcode.eq(code.value)
+
+    def _write_hot(self, m, table, **changes):
+        """Write the QP's hot record with some fields changed, here and in the table."""
+        m.d.comb += [table.write_en.eq(1), table.write_data.eq(self._hot)]
+        for name, value in changes.items():
+            m.d.comb += table.write_data[name].eq(value)
+            m.d.sync += self._hot[name].eq(value)
+
+    def _elaborate_fsm(self, m, table, stopped_write):
+        p = self.p
+        wqe, hot, head = self._wqe, self._hot, self._head
+        job, segment, inline = self.job, self.segment, self.inline
+        # ---- output registers
+        job_free, segment_free, inline_free, rewind_free, failure_free = (
+            Signal(name=f"{n}_free") for n in ("job", "segment", "inline", "rewind", "failure"))  # fmt: skip
+        for port, free in ((job, job_free), (segment, segment_free), (inline, inline_free), (self.rewind, rewind_free),
+                           (self.failure, failure_free)):  # fmt: skip
+            m.d.comb += free.eq(~port.valid | port.ready)
+            with m.If(port.ready):
+                m.d.sync += port.valid.eq(0)
+        m.d.comb += [
+            table.write_index.eq(wqe.qpn),
+            table.write_words.eq(~0),
+            self.remember_index.eq(Cat(wqe.index[: (p.sq_outstanding - 1).bit_length()], wqe.qpn)),
+            self.remember_data.first_psn.eq(hot.psn),
+            self.remember_data.last_psn.eq(self._last_psn),
+            self.remember_data.opcode.eq(wqe.opcode),
+            self.remember_data.signaled.eq(wqe.signaled),
+            self.remember_data.length.eq(wqe.length),
+        ]
+        self._elaborate_probes(m)
+        m.d.sync += [self.probe.valid.eq(0), self.probe_wqe.valid.eq(0)]
+
+        # ---- what the WQE meets
+        mine, running, window_full, failed = (Signal(name=n) for n in ("mine", "running", "window_full", "failed"))
+        unacked = Signal(24)
+        m.d.comb += [
+            mine.eq((wqe.epoch == hot.epoch) & (wqe.index == hot.send_index) & ~self._stopped),
+            running.eq((wqe.state == QpState.RTS) | ((wqe.state == QpState.SQD) & ~self._starts)),
+            unacked.eq(hot.psn - self._una),
+            window_full.eq(unacked[(self.psn_window - 1).bit_length() :].any()),
+            failed.eq(wqe.status != WcStatus.SUCCESS),
+        ]
+        # ---- the head of the SGE list against what this packet still needs
+        covers, uses_up, packet_done, give_way = (Signal(name=n) for n in ("covers", "uses_up", "packet_done", "give_way"))
+        piece = Signal(13)
+        advance_by = Signal(13)
+        shift_head = Signal()
+        finished = Signal()  # this packet has all its segments
+        m.d.comb += [
+            covers.eq(head.length >= self._to_gather),
+            uses_up.eq(head.length <= self._to_gather),
+            piece.eq(Mux(covers, self._to_gather, head.length)),
+            give_way.eq((self._turn >= self.quantum) & self._decoder.holds),
+        ]
+
+        def offer_segment():
+            """Put the next piece of payload out and say what to do with the SGE."""
+            m.d.sync += [
+                segment.valid.eq(piece != 0),
+                segment.payload.va.eq(head.addr),
+                segment.payload.lkey.eq(head.lkey),
+                segment.payload.length.eq(piece),
+                segment.payload.last.eq(covers),
+                advance_by.eq(piece),
+                shift_head.eq(uses_up),
+                finished.eq(covers),
+            ]
+            m.next = "ADVANCE"
+            with m.If(covers & self._ends):
+                m.next = "IDLE"
+
+        with m.FSM(name="segment") as fsm:
+            m.d.comb += self._working.eq(~fsm.ongoing("IDLE"))
+            with m.State("IDLE"):
+                m.d.comb += self._load.eq(1)
+                with m.If(self._decoder.o.valid):
+                    m.next = "CHECK"
+            with m.State("CHECK"):
+                m.d.sync += [
+                    self._left.eq(wqe.length - hot.offset),
+                    self._extra.eq(Mux(wqe.length == 0, 0, (wqe.length - 1) >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)),
+                    self._seek.eq(hot.offset),
+                    self._shrunk.eq(wqe.length <= hot.offset),
+                ]
+                m.next = "IDLE"
+                with m.If(mine):
+                    with m.If(running):
+                        m.next = "PACKET"
+                        with m.If(failed):
+                            m.next = "FAIL"
+                        with m.Elif(window_full):  # R-PSN-6
+                            m.next = "YIELD"
+                        with m.Elif(~self._starts):
+                            m.next = "SEEK"
+                        m.d.sync += self.probe_wqe.valid.eq(~failed & ~window_full & self._starts)
+                    with m.Elif(wqe.state == QpState.SQD):  # R-QP-3
+                        m.next = "YIELD"
+            with m.State("SEEK"):  # a message goes on: find the SGE and the place in it
+                m.d.sync += shift_head.eq(head.length <= self._seek)
+                m.next = "SEEK_STEP"
+                with m.If(self._shrunk):
+                    m.d.sync += [wqe.status.eq(WcStatus.LOC_QP_OP_ERR), wqe.vendor_err.eq(VendorError.BAD_WQE_LENGTH)]
+                    m.next = "FAIL"
+            with m.State("SEEK_STEP"):
+                with m.If(shift_head):
+                    m.d.sync += [wqe.body.eq(wqe.body >> SGE_BITS), self._seek.eq(self._seek - head.length)]
+                    m.next = "SEEK"
+                with m.Else():
+                    m.d.sync += [head.addr.eq(head.addr + self._seek), head.length.eq(head.length - self._seek)]
+                    m.next = "PACKET"
+            with m.State("PACKET"):
+                m.d.sync += [
+                    self._ends.eq(self._left <= self._pmtu),
+                    self._size.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
+                    self._to_gather.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
+                    self._last_psn.eq(hot.psn + self._extra),
+                ]
+                m.next = "COMMIT"
+            with m.State("COMMIT"):
+                with m.If(job_free & segment_free):
+                    # R-PSN-3. Written before the packet can be seen: whoever answers finds it.
+                    self._write_hot(
+                        m, table,
+                        psn=hot.psn + 1,
+                        offset=Mux(self._ends, 0, hot.offset + self._size),
+                        send_index=hot.send_index + self._ends,
+                    )  # fmt: skip
+                    m.d.comb += self.remember_en.eq(self._starts)
+                    self._offer_job(m)
+                    m.d.sync += [
+                        self._left.eq(self._left - self._size),
+                        self.probe.valid.eq(1),
+                    ]
+                    with m.If(self._turn < self.quantum):
+                        m.d.sync += self._turn.eq(self._turn + self._size)
+                    with m.If(self._size == 0):
+                        m.next = "IDLE"
+                    with m.Elif(wqe.inline):
+                        m.next = "INLINE"
+                    with m.Else():
+                        offer_segment()
+            with m.State("ADVANCE"):
+                m.d.sync += self._to_gather.eq(self._to_gather - advance_by)
+                with m.If(shift_head):
+                    m.d.sync += wqe.body.eq(wqe.body >> SGE_BITS)
+                with m.Else():
+                    m.d.sync += [head.addr.eq(head.addr + advance_by), head.length.eq(head.length - advance_by)]
+                m.next = "SEGMENT"
+                with m.If(finished):
+                    m.next = "PACKET"
+                    with m.If(give_way):
+                        m.next = "YIELD"
+            with m.State("SEGMENT"):
+                with m.If(segment_free):
+                    offer_segment()
+            with m.State("INLINE"):
+                with m.If(inline_free):
+                    m.d.sync += [
+                        inline.valid.eq(1),
+                        inline.payload.data.eq(wqe.body[: p.data_width]),
+                        inline.payload.keep.eq(Cat(self._to_gather[:7] > lane for lane in range(p.lanes))),
+                        inline.payload.last.eq(self._to_gather <= p.lanes),
+                        wqe.body.eq(wqe.body >> p.data_width),
+                        self._to_gather.eq(self._to_gather - p.lanes),
+                    ]
+                    with m.If(self._to_gather <= p.lanes):
+                        m.next = "IDLE"
+            with m.State("YIELD"):
+                with m.If(rewind_free):
+                    self._write_hot(m, table, epoch=hot.epoch + 1)
+                    m.d.sync += [
+                        self.rewind.valid.eq(1),
+                        self.rewind.payload.qpn.eq(wqe.qpn),
+                        self.rewind.payload.index.eq(hot.send_index),
+                        self.rewind.payload.epoch.eq(hot.epoch + 1),
+                    ]
+                    m.next = "IDLE"
+            with m.State("FAIL"):
+                with m.If(failure_free):
+                    # The entry has no PSN of its own: last_psn is the next PSN, which no answer reaches.
+                    self._write_hot(m, table, send_index=hot.send_index + 1, offset=0)
+                    m.d.comb += [
+                        self.remember_en.eq(1),
+                        self.remember_data.last_psn.eq(hot.psn),
+                        stopped_write.en.eq(1),
+                        stopped_write.addr.eq(wqe.qpn),
+                        stopped_write.data.eq(1),
+                    ]
+                    m.d.sync += [
+                        self._stopped.eq(1),
+                        self.failure.valid.eq(1),
+                        self.failure.payload.qpn.eq(wqe.qpn),
+                        self.failure.payload.wqe_index.eq(wqe.index),
+                        self.failure.payload.status.eq(wqe.status),
+                        self.failure.payload.vendor_err.eq(wqe.vendor_err),
+                        self.probe_wqe.valid.eq(1),
+                    ]
+                    m.next = "IDLE"
+        with m.If((fsm.ongoing("SEEK") & ~self._shrunk) | fsm.ongoing("SEGMENT")):
+            m.d.sync += Assert(wqe.body.any(), Format("Segmenter: QP {} WQE {} ran out of SGEs", wqe.qpn, wqe.index))
+
+    def _offer_job(self, m):
+        wqe, job = self._wqe, self.job.payload
+        header = job.header
+        psn = self._hot.psn
+        m.d.sync += [
+            self.job.valid.eq(1),
+            header.qpn.eq(wqe.qpn),
+            header.opcode.eq(self._wire_opcode),
+            header.psn.eq(psn),
+            header.solicited.eq(self._ends & wqe.solicited),
+            header.ackreq.eq(self._ends | (psn[: (ACK_EVERY - 1).bit_length()] == ACK_EVERY - 1)),  # R-REQ-2
+            header.length.eq(self._size),
+            header.va.eq(wqe.remote_addr),
+            header.rkey.eq(wqe.rkey),
+            header.dma_length.eq(wqe.length),
+            header.imm.eq(wqe.imm),
+            job.pd.eq(wqe.pd),
+            job.wqe_index.eq(wqe.index),
+            job.inline.eq(wqe.inline),
+        ]
+
+    def _elaborate_probes(self, m):
+        wqe, job = self._wqe, self.job.payload
+        failed = Signal()
+        m.d.comb += [
+            failed.eq(wqe.status != WcStatus.SUCCESS),
+            self.probe.event.eq(ProbeEvent.PACKET_MADE),
+            self.probe.qpn.eq(job.header.qpn),
+            self.probe.index.eq(job.wqe_index),
+            self.probe.psn.eq(job.header.psn),
+            self.probe.opcode.eq(job.header.opcode),
+            self.probe.length.eq(job.header.length),
+            self.probe_wqe.event.eq(Mux(failed, ProbeEvent.LOCAL_FAILED, ProbeEvent.WQE_PARSED)),
+            self.probe_wqe.qpn.eq(wqe.qpn),
+            self.probe_wqe.index.eq(wqe.index),
+            self.probe_wqe.psn.eq(self._hot.psn),
+            self.probe_wqe.opcode.eq(Mux(failed, wqe.status, wqe.opcode)),
+            self.probe_wqe.length.eq(wqe.length),
+        ]

@@ -1,0 +1,460 @@
+"""Segmenter (and WqeDecoder) against a Python model of segmentation."""
+
+import dataclasses
+import random
+from collections import defaultdict
+
+import pytest
+
+from rnic.abi import (
+    REQUESTER_CFG,
+    REQUESTER_HOT,
+    SEND_WQE,
+    SGE,
+    CtxTable,
+    QpState,
+    QpType,
+    SendFlags,
+    VendorError,
+    WcStatus,
+    WqeOpcode,
+)
+from rnic.config import CONFIGS, Params
+from rnic.records import ProbeEvent
+from rnic.requester.segment import Segmenter
+from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
+from tests.unit.streams import packet_of, seeded
+
+Op, St, Ve = WqeOpcode, WcStatus, VendorError
+SEND_OPS = (Op.SEND, Op.SEND_IMM, Op.SEND_INV)
+LAST_CODE = {Op.SEND: 0x02, Op.SEND_IMM: 0x03, Op.SEND_INV: 0x16, Op.WRITE: 0x08, Op.WRITE_IMM: 0x09}
+ONLY_CODE = {Op.SEND: 0x04, Op.SEND_IMM: 0x05, Op.SEND_INV: 0x17, Op.WRITE: 0x0A, Op.WRITE_IMM: 0x0B}
+
+
+@dataclasses.dataclass
+class Wr:
+    """A work request as the model sees it; ``error``: (status, vendor) it must fail with."""
+
+    opcode: int = Op.WRITE
+    sges: list = dataclasses.field(default_factory=list)  # (addr, length, lkey)
+    inline: bytes | None = None
+    flags: int = 0
+    imm: int = 0
+    remote: int = 0
+    rkey: int = 0
+    length: int | None = None  # as written in the WQE
+    num_sge: int | None = None
+    fetch_error: int = 0
+    error: tuple | None = None
+
+    def size(self):
+        if self.length is not None:
+            return self.length
+        return len(self.inline) if self.inline is not None else sum(s[1] for s in self.sges)
+
+    def pack(self):
+        flags = self.flags | (SendFlags.INLINE if self.inline is not None else 0)
+        head = SEND_WQE.pack(opcode=self.opcode, flags=flags, num_sge=len(self.sges) if self.num_sge is None else self.num_sge,
+                             length=self.size(), imm=self.imm, remote_addr=self.remote, rkey=self.rkey)[:32]  # fmt: skip
+        body = self.inline if self.inline is not None else b"".join(
+            SGE.pack(addr=a, length=n, lkey=k) for a, n, k in self.sges)
+        return int.from_bytes(head + body, "little")
+
+
+@dataclasses.dataclass
+class Sq:
+    """A send queue: work requests from counter ``start`` on, and what was fetched."""
+
+    wrs: list
+    mtu: int = 1
+    psn: int = 0
+    start: int = 0
+    wide: int = 1
+    sig_all: int = 0
+    pd: int = 7
+    state: int = QpState.RTS
+    type: int = QpType.RC
+    position: int = 0
+    epoch: int = 0
+
+    def index(self, k):
+        return self.start + k & 0xFFFF
+
+    def packets(self):
+        """(jobs, outstanding entries, failure) this queue must give; a job is (fields, payload)."""
+        pmtu, psn, jobs, entries = 128 << self.mtu, self.psn, [], []
+        for k, wr in enumerate(self.wrs):
+            index, size = self.index(k), wr.size()
+            signaled = int(bool(wr.flags & SendFlags.SIGNALED or self.sig_all))
+            if wr.error:
+                entries.append((index, psn, psn, None, None, None))
+                return jobs, entries, (index, *wr.error)
+            count = max(1, -(-size // pmtu))
+            entries.append((index, psn, psn + count - 1 & 0xFFFFFF, int(wr.opcode), signaled, size))
+            stream = [(a + i, k) for a, n, k in wr.sges for i in range(n)] if wr.inline is None else list(wr.inline)
+            for n in range(count):
+                first, last = n == 0, n == count - 1
+                kind = 0 if wr.opcode in SEND_OPS else 6
+                code = (ONLY_CODE if first else LAST_CODE)[wr.opcode] if last else kind + (0 if first else 1)
+                payload = stream[n * pmtu : (n + 1) * pmtu]
+                can_solicit = wr.opcode != Op.WRITE
+                jobs.append(({
+                    "opcode": code, "psn": psn, "solicited": int(last and can_solicit and bool(wr.flags & SendFlags.SOLICITED)),
+                    "ackreq": int(last or psn % 16 == 15), "length": len(payload), "va": wr.remote, "rkey": wr.rkey,
+                    "dma_length": size, "imm": wr.imm, "pd": self.pd, "wqe_index": index,
+                    "inline": int(wr.inline is not None)}, payload))  # fmt: skip
+                psn = psn + 1 & 0xFFFFFF
+        return jobs, entries, None
+
+
+class Bench:
+    """Feeds queues as scheduler and fetch would (rewinds obeyed), collects packets per QP."""
+
+    def __init__(self, dut, p, queues, rng, stall=0.0):
+        self.dut, self.p, self.queues, self.rng, self.stall = dut, p, queues, rng, stall
+        self.jobs = []
+        self.segments, self.beats, self.entries, self.failures, self.rewinds = [], [], defaultdict(list), [], []
+        self.probes, self.set_up_done, self.order, self.times = [], False, [], []
+        self.una = defaultdict(int)
+        self.offered = 0
+
+    async def set_up(self, ctx):
+        for n, q in self.queues.items():
+            await ctx_words(ctx, self.dut, CtxTable.REQUESTER_CFG, n, REQUESTER_CFG.words(
+                state=q.state, type=q.type, path_mtu=q.mtu, log_sq=6, pd=q.pd, log_stride=6 + q.wide, sig_all=q.sig_all))
+            await ctx_words(ctx, self.dut, CtxTable.REQUESTER_HOT, n, REQUESTER_HOT.words(psn=q.psn, send_index=q.start))
+            self.una[n] = q.psn
+        self.set_up_done = True
+
+    def fetched(self, n, k, epoch=None):
+        q = self.queues[n]
+        wr = q.wrs[k]
+        return {"qpn": n, "index": q.index(k), "epoch": q.epoch if epoch is None else epoch, "error": wr.fetch_error,
+                "wqe": wr.pack()}  # fmt: skip
+
+    async def feed(self, ctx):
+        await self.set_up(ctx)
+        idle = jobs = 0
+        while idle < 80:
+            todo = [n for n, q in self.queues.items() if q.position < len(q.wrs)]
+            if not todo or self.rng.random() < self.stall:
+                await ctx.tick()
+                busy = todo or len(self.jobs) != jobs
+                idle, jobs = 0 if busy else idle + 1, len(self.jobs)
+                continue
+            n = self.rng.choice(todo)
+            q = self.queues[n]
+            k = q.position
+            q.position += 1
+            idle = 0
+            self.offered += 1
+            await offer(ctx, self.dut.wqe, self.fetched(n, k))
+
+    async def watch(self, ctx):
+        """All outputs, with random stalls, until cancelled with the simulation (background)."""
+        dut = self.dut
+        ports = [dut.job, dut.segment, dut.inline, dut.rewind, dut.failure]
+        cycle = 0
+        sampled = [s for port in ports for s in (port.valid, port.ready, port.payload)]
+        others = [dut.remember_en, dut.remember_index, dut.remember_data, dut.probe, dut.probe_wqe]
+        async for _, _, *got in ctx.tick().sample(*sampled, *others):
+            cycle += 1
+            sinks = [self.jobs, self.segments, self.beats, self.rewinds, self.failures]
+            for i, sink in enumerate(sinks):
+                valid, ready, payload = got[3 * i : 3 * i + 3]
+                if valid and ready:
+                    sink.append(payload)
+                    if sink is self.rewinds:
+                        q = self.queues[int(payload.qpn)]
+                        q.position = int(payload.index) - q.start & 0xFFFF
+                        q.epoch = int(payload.epoch)
+                    if sink is self.jobs:
+                        self.times.append(cycle)
+            for port in ports:
+                ctx.set(port.ready, self.rng.random() >= self.stall)
+            en, index, entry, *probes = got[15:]
+            if en:
+                self.entries[int(index)].append(entry)
+            self.probes += [probe for probe in probes if probe.valid]
+
+    def packets(self):
+        """Jobs with their payload, per QP, from the three streams."""
+        out = defaultdict(list)
+        segments, beats = iter(self.segments), iter(self.beats)
+        for job in self.jobs:
+            h = job.header
+            fields = {f: int(getattr(h, f)) for f in
+                      ("opcode", "psn", "solicited", "ackreq", "length", "va", "rkey", "dma_length", "imm")}  # fmt: skip
+            fields |= {"pd": int(job.pd), "wqe_index": int(job.wqe_index), "inline": int(job.inline)}
+            payload = []
+            if job.inline and h.length:
+                packet = []
+                while not packet or not packet[-1].last:
+                    packet.append(next(beats))
+                payload = list(packet_of(packet))
+            elif h.length:
+                last = False
+                while not last:
+                    s = next(segments)
+                    assert s.length > 0
+                    payload += [(int(s.va) + i, int(s.lkey)) for i in range(s.length)]
+                    last = s.last
+            out[int(h.qpn)].append((fields, payload))
+        assert next(segments, None) is None and next(beats, None) is None
+        return out
+
+    def check(self):
+        got = self.packets()
+        for n, q in self.queues.items():
+            jobs, entries, failure = q.packets()
+            assert [j[0] for j in got[n]] == [j[0] for j in jobs], f"QP {n}"
+            for (fields, payload), (_, expected) in zip(got[n], jobs, strict=True):
+                assert payload == expected, f"QP {n} PSN {fields['psn']}"
+            reported = [(int(f.wqe_index), f.status, f.vendor_err) for f in self.failures if f.qpn == n]
+            assert reported == ([failure] if failure else []), f"QP {n}"
+            for index, first, last, opcode, signaled, size in entries[-self.p.sq_outstanding :]:
+                entry = self.entries[n * self.p.sq_outstanding + index % self.p.sq_outstanding][-1]
+                assert (entry.first_psn, entry.last_psn) == (first, last)
+                if opcode is not None:
+                    assert (entry.opcode, entry.signaled, entry.length) == (opcode, signaled, size)
+
+    def run(self, *more, limit=6000):
+        dut = self.dut
+        una = read_port(dut.una_addr, [(dut.una, lambda n: self.una[n])])
+        run(dut, self.feed, *more, background=[self.watch, una], limit=limit)
+
+
+def random_sges(rng, total, count):
+    cuts = sorted(rng.randint(0, total) for _ in range(count - 1))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+    return [(rng.getrandbits(48), n, rng.getrandbits(32)) for n in sizes]
+
+
+def random_wr(rng, p, pmtu, wide, *, longest=5):
+    most = min(p.max_sge, 6 if wide else 2)
+    flags = rng.choice([0, SendFlags.SIGNALED]) | rng.choice([0, SendFlags.SOLICITED])
+    wr = Wr(opcode=rng.choice(list(ONLY_CODE)), flags=flags, imm=rng.getrandbits(32), remote=rng.getrandbits(64),
+            rkey=rng.getrandbits(32))  # fmt: skip
+    kind = rng.random()
+    if kind < 0.2:
+        wr.inline = rng.randbytes(rng.choice([0, 1, 31, 32, rng.randint(0, 96 if wide else 32), 96 if wide else 32]))
+    elif kind < 0.3:
+        wr.sges = rng.choice([[], [(1, 0, 0)] * most])
+    else:
+        size = rng.choice([1, pmtu - 1, pmtu, pmtu + 1, 2 * pmtu, rng.randint(1, longest * pmtu)])
+        wr.sges = random_sges(rng, size, rng.randint(1, most))
+    return wr
+
+
+@pytest.mark.rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-WQ-4", "R-WQ-5")
+@pytest.mark.parametrize("name,max_sge,seed,stall", [
+    ("tiny", 4, 1, 0.2), ("tiny", 6, 2, 0.0), ("hundred", 4, 3, 0.2), ("hundred", 6, 4, 0.3), ("tiny", 1, 5, 0.2),
+])  # fmt: skip
+def test_messages(name, max_sge, seed, stall):
+    """Several QPs interleaved, all sizes and SGE splits, PSN and WQE counters that wrap; a small quantum makes turns."""
+    rng = seeded(seed)
+    p = Params(CONFIGS[name].replace(num_qps=8, max_sge=max_sge))
+    dut = Segmenter(p, quantum=512)
+    queues = {}
+    for n in rng.sample(range(8), 4):
+        mtu, wide = rng.choice([1, 1, 2, 3]), rng.randrange(2)
+        queues[n] = Sq([random_wr(rng, p, 128 << mtu, wide) for _ in range(10)], mtu=mtu, wide=wide,
+                       psn=rng.choice([0, 0xFFFFFA]), start=rng.choice([0, 0xFFFC]), sig_all=rng.randrange(2))  # fmt: skip
+    bench = Bench(dut, p, queues, rng, stall)
+    bench.run()
+    bench.check()
+    assert bench.rewinds
+    made = [probe for probe in bench.probes if probe.event == ProbeEvent.PACKET_MADE]
+    assert [(int(x.qpn), int(x.psn)) for x in made] == [(int(j.header.qpn), int(j.header.psn)) for j in bench.jobs]
+    parsed = [probe for probe in bench.probes if probe.event == ProbeEvent.WQE_PARSED]
+    assert len(parsed) == 40
+
+
+@pytest.mark.rule("R-REQ-2")
+@pytest.mark.parametrize("name", ["tiny", "hundred"])
+def test_long_message_asks_for_acks(name):
+    p = Params(CONFIGS[name].replace(num_qps=2))
+    dut = Segmenter(p)
+    queues = {1: Sq([Wr(sges=[(0x1000, 70 * 256 + 3, 9)])], psn=0xFFFFF0)}
+    bench = Bench(dut, p, queues, seeded(1))
+    bench.run()
+    bench.check()
+    assert len(bench.jobs) == 71 and not bench.rewinds
+    assert sum(int(j.header.ackreq) for j in bench.jobs) == 5
+
+
+GOOD = Wr(opcode=Op.SEND, sges=[(0x100, 20, 1)], flags=SendFlags.SIGNALED)
+BAD = {
+    "opcode": Wr(opcode=77, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_OPCODE)),
+    "too long": Wr(sges=[(0, 0x8000_0000, 1), (0, 1, 1)], error=(St.LOC_LEN_ERR, Ve.BAD_WQE_LENGTH)),
+    "sum short": Wr(sges=[(0, 10, 1)], length=11, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)),
+    "sum wraps": Wr(sges=[(0, 0xFFFF_FFFF, 1), (0, 6, 1)], length=5, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)),
+    "sge count": Wr(num_sge=5, length=0, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)),
+    "inline": Wr(inline=bytes(97), error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)),
+    "fetch": Wr(fetch_error=1, error=(St.LOC_QP_OP_ERR, Ve.HOST_BUS)),
+}
+
+
+@pytest.mark.rule("R-WQ-7", "R-LEN-2", "R-ERR-7")
+@pytest.mark.parametrize("what", list(BAD))
+@pytest.mark.parametrize("name", ["tiny", "hundred"])
+def test_bad_wqe_stops_its_qp_only(name, what):
+    """R-ERR-7: nothing of later WQEs leaves; other QPs go on; a write of REQUESTER_HOT word 0 starts the QP again."""
+    p = Params(CONFIGS[name].replace(num_qps=4))
+    dut = Segmenter(p)
+    queues = {1: Sq([GOOD, BAD[what], GOOD, GOOD], psn=5), 2: Sq([GOOD] * 6)}
+    bench = Bench(dut, p, queues, seeded(7), 0.1)
+
+    async def again(ctx):
+        while not (bench.set_up_done and all(q.position == len(q.wrs) for q in queues.values())):
+            await ctx.tick()
+        await ctx.tick().repeat(40)
+        bench.check()
+        failed = [probe for probe in bench.probes if probe.event == ProbeEvent.LOCAL_FAILED]
+        assert [(int(x.qpn), int(x.index), int(x.opcode)) for x in failed] == [(1, 1, BAD[what].error[0])]
+        await ctx_words(ctx, dut, CtxTable.REQUESTER_HOT, 1, REQUESTER_HOT.words(psn=100, send_index=0))
+        before = len(bench.jobs)
+        await offer(ctx, dut.wqe, bench.fetched(1, 0))
+        await ctx.tick().repeat(30)
+        assert [int(j.header.psn) for j in bench.jobs[before:]] == [100]
+
+    bench.run(again)
+
+
+@pytest.mark.rule("R-WQ-7")
+@pytest.mark.parametrize("type,opcode", [
+    (QpType.RC, Op.READ), (QpType.RC, Op.CMP_SWAP), (QpType.RC, Op.FETCH_ADD), (QpType.RC, Op.LOCAL_INV), (QpType.RC, Op.BIND_MW),
+    (QpType.UC, Op.READ), (QpType.UD, Op.WRITE),
+])  # fmt: skip
+def test_operations_not_carried_out(type, opcode):
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p)
+    queues = {1: Sq([Wr(opcode=opcode, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_OPCODE))], type=type)}
+    bench = Bench(dut, p, queues, seeded(1))
+    bench.run()
+    bench.check()
+
+
+def test_wqes_of_another_epoch_or_place_are_thrown_away():
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p)
+    queues = {n: Sq([GOOD, GOOD], state=s) for n, s in ((1, QpState.RTS), (2, QpState.ERR), (3, QpState.RESET))}
+    bench = Bench(dut, p, queues, seeded(1))
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        for k, epoch in ((0, 1), (1, 0), (0, 0), (0, 0), (1, 255), (1, 0)):
+            await offer(ctx, dut.wqe, bench.fetched(1, k, epoch))
+            for n in (2, 3):
+                await offer(ctx, dut.wqe, bench.fetched(n, k, epoch))
+        await ctx.tick().repeat(40)
+        assert [(int(j.header.qpn), int(j.wqe_index)) for j in bench.jobs] == [(1, 0), (1, 1)]
+        assert not bench.rewinds and not bench.failures
+
+    run(dut, main, background=[bench.watch])
+
+
+@pytest.mark.rule("R-QP-3")
+def test_sqd_puts_wqes_back():
+    """R-QP-3: a WQE not begun is rewound in SQD and sent after the QP is back in RTS."""
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p)
+    queues = {1: Sq([GOOD, GOOD, GOOD])}
+    bench = Bench(dut, p, queues, seeded(1))
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        await offer(ctx, dut.wqe, bench.fetched(1, 0))
+        await ctx.tick().repeat(20)
+        await ctx_write(ctx, dut, CtxTable.REQUESTER_CFG, 1, 0, QpState.SQD, mask=1)
+        await offer(ctx, dut.wqe, bench.fetched(1, 1))
+        await offer(ctx, dut.wqe, bench.fetched(1, 2))
+        await ctx.tick().repeat(30)
+        assert len(bench.jobs) == 1
+        assert [(int(r.index), int(r.epoch)) for r in bench.rewinds] == [(1, 1)]
+        await ctx_write(ctx, dut, CtxTable.REQUESTER_CFG, 1, 0, QpState.RTS, mask=1)
+        await offer(ctx, dut.wqe, bench.fetched(1, 1))
+        await offer(ctx, dut.wqe, bench.fetched(1, 2))
+        await ctx.tick().repeat(30)
+        bench.check()
+
+    run(dut, main, background=[bench.watch])
+
+
+@pytest.mark.parametrize("delay", range(9))
+def test_state_change_while_a_wqe_is_inside(delay):
+    """The state that counts is the one when the WQE begins: never a packet after a command said RESET, none lost before."""
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p)
+    queues = {1: Sq([GOOD])}
+    bench = Bench(dut, p, queues, seeded(1))
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        ctx.set(dut.wqe.payload, bench.fetched(1, 0))
+        ctx.set(dut.wqe.valid, 1)
+        for cycle in range(30):
+            write = cycle == delay
+            ctx.set(dut.ctx.payload, {"table": CtxTable.REQUESTER_CFG, "index": 1, "word": 0, "bytes": 1, "data": 0})
+            ctx.set(dut.ctx.valid, write)
+            _, _, taken = await ctx.tick().sample(dut.wqe.ready)
+            if taken:
+                ctx.set(dut.wqe.valid, 0)
+        assert len(bench.jobs) == (delay >= 5)  # handed over in cycle 4: begun
+
+    run(dut, main, background=[bench.watch])
+
+
+@pytest.mark.rule("R-PSN-6")
+def test_psn_window():
+    """R-PSN-6: with the window full the WQE is put back, and goes when una has moved."""
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p, psn_window=4)
+    queues = {1: Sq([Wr(sges=[(0, 700, 1)]), Wr(sges=[(0, 300, 1)]), GOOD], psn=0xFFFFFE)}
+    bench = Bench(dut, p, queues, seeded(1))
+
+    async def acks(ctx):
+        while len(bench.rewinds) < 3:
+            await ctx.tick()
+        assert len(bench.jobs) == 5  # 3 + 2 packets: the check is before the message
+        bench.una[1] = 1
+
+    bench.run(acks)
+    bench.check()
+
+
+def test_a_message_that_shrinks_while_rewound_fails():
+    """A driver that changes a WQE in flight harms its own QP only: the rest cannot be sent, the QP stops."""
+    p = Params(CONFIGS["tiny"])
+    dut = Segmenter(p, quantum=256)
+    queues = {1: Sq([Wr(sges=[(0, 2000, 1)])]), 2: Sq([GOOD] * 4)}
+    bench = Bench(dut, p, queues, seeded(1))
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        await offer(ctx, dut.wqe, bench.fetched(1, 0))
+        await offer(ctx, dut.wqe, bench.fetched(2, 0))
+        await ctx.tick().repeat(40)
+        assert bench.rewinds
+        queues[1].wrs[0] = Wr(sges=[(0, 200, 1)])
+        await offer(ctx, dut.wqe, bench.fetched(1, 0))
+        await offer(ctx, dut.wqe, bench.fetched(2, 1))
+        await ctx.tick().repeat(40)
+        assert [(int(f.qpn), f.status, f.vendor_err) for f in bench.failures] == [(1, St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)]
+        assert [int(j.wqe_index) for j in bench.jobs if j.header.qpn == 2] == [0, 1]
+
+    run(dut, main, background=[bench.watch])
+
+
+@pytest.mark.parametrize("one_qp", [True, False])
+def test_rate_of_small_messages(one_qp):
+    """512 bit: a one-packet message per 4 cycles, of one QP or of many."""
+    p = Params(CONFIGS["hundred"].replace(num_qps=16))
+    dut = Segmenter(p)
+    count = 24
+    queues = {n: Sq([GOOD] * (count if one_qp else 3)) for n in ([3] if one_qp else range(8))}
+    bench = Bench(dut, p, queues, random.Random(1))
+    bench.run()
+    bench.check()
+    assert len(bench.times) == count
+    assert (bench.times[-1] - bench.times[0]) / (count - 1) <= 4.05
