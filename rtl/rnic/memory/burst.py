@@ -7,7 +7,6 @@ from amaranth.lib.wiring import In, Out
 
 from rnic.memory.axi import BOUNDARY, MAX_BEATS
 from rnic.records import DmaCommand
-from rnic.stream.buffer import SkidBuffer
 
 __all__ = ["BurstCommand", "BurstSplitter", "max_block"]
 
@@ -31,8 +30,8 @@ class BurstCommand(data.StructLayout):
 class BurstSplitter(wiring.Component):
     """Cuts each access at every multiple of ``block`` bytes of address.
 
-    Timing: latency 2 cycles, one burst per cycle, also from one access to the next; ``i.ready`` depends on registers
-    only.
+    Timing: latency 1 cycle, one burst per cycle, also from one access to the next; ``o`` is computed from registers
+    within the cycle (the taker has a register), ``i.ready`` follows ``o.ready`` combinationally.
 
     Parameters: ``width`` of the bus in bits; ``block``, a power of two of at least one word and at most 4 KiB or 256
     words; ``tag_width`` in bits. Raises ValueError.
@@ -57,46 +56,42 @@ class BurstSplitter(wiring.Component):
         m = Module()
         lane_bits = (self.width // 8 - 1).bit_length()
         block_bits = (self.block - 1).bit_length()
-        m.submodules.out = out = SkidBuffer(BurstCommand(self.tag_width))
 
         active = Signal()  # the registers below hold what is left of an access
         block = Signal(64 - block_bits)
         offset = Signal(block_bits)
-        left = Signal(16)
+        end_byte = Signal(range(self.block + (1 << 16)))  # number of the last byte, counted from `block`
         tag = Signal(self.tag_width)
 
-        end_byte = Signal(range(self.block + (1 << 16)))
         final = Signal()
         first_word = Signal(block_bits - lane_bits)
         last_word = Signal(block_bits - lane_bits)
         step = Signal()
         m.d.comb += [
-            end_byte.eq(offset + left - 1),
             final.eq(end_byte >> block_bits == 0),
             first_word.eq(offset >> lane_bits),
             last_word.eq(Mux(final, end_byte[lane_bits:block_bits], (1 << (block_bits - lane_bits)) - 1)),
-            out.i.valid.eq(active),
-            out.i.payload.address.eq(Cat(C(0, lane_bits), first_word, block)),
-            out.i.payload.len.eq(last_word - first_word),
-            out.i.payload.last.eq(final),
-            out.i.payload.tag.eq(tag),
-            step.eq(active & out.i.ready),
-            self.i.ready.eq(~active | (out.i.ready & final)),
-            self.busy.eq(active | self.o.valid),
+            self.o.valid.eq(active),
+            self.o.payload.address.eq(Cat(C(0, lane_bits), first_word, block)),
+            self.o.payload.len.eq(last_word - first_word),
+            self.o.payload.last.eq(final),
+            self.o.payload.tag.eq(tag),
+            step.eq(active & self.o.ready),
+            self.i.ready.eq(~active | (self.o.ready & final)),
+            self.busy.eq(active),
         ]
-        wiring.connect(m, out.o, wiring.flipped(self.o))
         with m.If(self.i.ready):
             m.d.sync += [
                 active.eq(self.i.valid),
                 Cat(offset, block).eq(self.i.payload.address),
-                left.eq(self.i.payload.length),
+                end_byte.eq(self.i.payload.address[:block_bits] + self.i.payload.length - 1),
                 tag.eq(self.tag),
             ]
         with m.Elif(step):
             m.d.sync += [
                 block.eq(block + 1),
                 offset.eq(0),
-                left.eq(left - (self.block - offset)),
+                end_byte.eq(end_byte - self.block),
             ]
         m.d.sync += Assert(~self.i.valid | (self.i.payload.length != 0),
                            Format("BurstSplitter: access of zero bytes at {:#x}", self.i.payload.address))

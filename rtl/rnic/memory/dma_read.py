@@ -84,27 +84,35 @@ class _ReadChannel(wiring.Component):
             self.busy.eq(accesses.level != 0),
         ]
 
-        # Credit: a burst leaves only when every beat of it has a place, so R never waits. The room of a burst is taken
-        # one cycle after it left (a short path); in that cycle no other is offered.
+        # Credit: a burst leaves only when every beat of it has a place, so R never waits. `head` is filled only when
+        # empty, so that `room` is up to date when it is compared.
         room = Signal(range(depth + 1), init=depth)
-        left = Signal()  # a burst left one cycle ago
-        left_beats = Signal(9)
+        head = Signal(BurstCommand())
+        head_valid = Signal()
         fits = Signal()
+        leaves = Signal()
         returned = Signal()
         m.d.comb += [
-            fits.eq((room > splitter.o.payload.len) & ~left),
-            self.burst.valid.eq(splitter.o.valid & fits),
-            self.burst.payload.eq(splitter.o.payload),
-            splitter.o.ready.eq(self.burst.ready & fits),
+            splitter.o.ready.eq(~head_valid),
+            self.burst.valid.eq(head_valid & fits),
+            self.burst.payload.eq(head),
+            leaves.eq(self.burst.valid & self.burst.ready),
             returned.eq(buffer.o.valid & buffer.o.ready),
             buffer.i.valid.eq(self.beat.valid),
             buffer.i.payload.eq(self.beat.payload),
         ]
-        m.d.sync += [
-            left.eq(self.burst.valid & self.burst.ready),
-            left_beats.eq(splitter.o.payload.len + 1),
-            room.eq(room - Mux(left, left_beats, 0) + returned),
-        ]
+        with m.If(~head_valid):
+            m.d.sync += [
+                head.eq(splitter.o.payload),
+                head_valid.eq(splitter.o.valid),
+                fits.eq(room > splitter.o.payload.len),
+            ]
+        with m.Else():
+            m.d.sync += [
+                head_valid.eq(~leaves),
+                fits.eq(fits | (room > head.len)),
+            ]
+        m.d.sync += room.eq(Mux(leaves, room - head.len - 1 + returned, room + returned))
 
         self._words(m, accesses.o, buffer.o)
         watch(m, "command", self.command)
@@ -193,7 +201,7 @@ class DmaRead(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.arbiter = arbiter = StreamArbiter(BurstCommand(), len(self.clients), skid=True)
+        m.submodules.arbiter = arbiter = StreamArbiter(BurstCommand(), len(self.clients))
         axi = self.axi
         burst = arbiter.o.payload
         m.d.comb += [

@@ -6,11 +6,12 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from rnic.memory.axi import AxiWriteSignature, Burst
-from rnic.memory.burst import BurstSplitter, max_block
+from rnic.memory.burst import BurstCommand, BurstSplitter, max_block
 from rnic.records import DmaCommand
 from rnic.stream.align import Scatter, lane_bits
 from rnic.stream.arbiter import StreamArbiter
 from rnic.stream.beat import Beat
+from rnic.stream.buffer import SkidBuffer
 from rnic.stream.check import watch
 from rnic.stream.fifo import StreamFifo
 from rnic.stream.fork import Fork
@@ -183,6 +184,8 @@ class DmaWrite(wiring.Component):
         job = data.StructLayout({"start": Start(self.width), "client": self.id_width})
         m.submodules.fork = fork = Fork(job, 2)
         m.submodules.splitter = splitter = BurstSplitter(self.width, block, self.id_width)
+        m.submodules.aw = aw = SkidBuffer(BurstCommand(self.id_width))
+        wiring.connect(m, splitter.o, aw.i)
         m.submodules.scatter = scatter = Scatter(self.width, block=block, tag_width=self.id_width)
 
         channels = []
@@ -219,8 +222,8 @@ class DmaWrite(wiring.Component):
             data_job.ready.eq(scatter.command.ready),
         ]
         self._select_data(m, scatter, data_job)
-        aw_done, w_done = self._bus(m, splitter, scatter)
-        self._accept(m, channels, splitter.o.payload.tag, aw_done, scatter.o.payload.tag, w_done)
+        aw_done, w_done = self._bus(m, aw.o, scatter.o)
+        self._accept(m, channels, aw.o.payload.tag, aw_done, scatter.o.payload.tag, w_done)
 
         response = Signal()
         response_id = Signal(self.id_width)
@@ -256,18 +259,18 @@ class DmaWrite(wiring.Component):
         with m.Elif(scatter.i.valid & scatter.i.ready & scatter.i.payload.last):
             m.d.sync += delivered.eq(1)
 
-    def _bus(self, m, splitter, scatter):
+    def _bus(self, m, bursts, words):
         """Drives AW and W; returns the pulses of an access's last AW and last W beat being taken."""
         axi = self.axi
-        burst, word = splitter.o.payload, scatter.o.payload
+        burst, word = bursts.payload, words.payload
         m.d.comb += [
             axi.awid.eq(burst.tag),
             axi.awaddr.eq(burst.address),
             axi.awlen.eq(burst.len),
             axi.awsize.eq(lane_bits(self.width)),
             axi.awburst.eq(Burst.INCR),
-            axi.awvalid.eq(splitter.o.valid),
-            splitter.o.ready.eq(axi.awready),
+            axi.awvalid.eq(bursts.valid),
+            bursts.ready.eq(axi.awready),
             axi.wdata.eq(word.data),
             axi.wstrb.eq(word.strb),
             axi.wlast.eq(word.block_last),
@@ -284,8 +287,8 @@ class DmaWrite(wiring.Component):
         m.d.comb += [
             new.eq(axi.awvalid & ~offered),
             may_go.eq(inside | (ahead != 0) | new),
-            axi.wvalid.eq(scatter.o.valid & may_go),
-            scatter.o.ready.eq(axi.wready & may_go),
+            axi.wvalid.eq(words.valid & may_go),
+            words.ready.eq(axi.wready & may_go),
             taken.eq(axi.wvalid & axi.wready),
             begin.eq(taken & ~inside),
         ]

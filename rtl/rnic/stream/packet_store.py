@@ -60,8 +60,8 @@ class PacketStore(wiring.Component):
     Parameters: ``width`` of the bus in bits; ``cells`` >= 2; ``cell_bytes``, a power of two of at least one word.
     Raises ValueError.
     Members: ``i``, ``o`` streams of ``Beat``; ``handle``, stream of ``PacketHandle``; ``read``, stream of
-    ``ReadCommand``; ``free``, stream of cell numbers; ``free_cells``, cells that hold nothing; ``aborted``,
-    ``dropped``, pulses for counters.
+    ``ReadCommand``; ``free``, stream of cell numbers; ``free_cells``, cells that hold nothing (one cycle late);
+    ``aborted``, ``dropped``, pulses for counters.
     """
 
     def __init__(self, width: int, cells: int, cell_bytes: int = 256):
@@ -104,14 +104,19 @@ class PacketStore(wiring.Component):
         walker_frees = self._walker(m, walks.o, links.read_port(), tails.read_port())
 
         # Both sources free at most one cell a cycle; the reader goes first. The list has room for all cells.
-        freed = Signal()
+        freed = stream.Signature(range(self.cells), always_ready=True).create()
+        taken_before = Signal()
         m.d.comb += [
             walker_frees.ready.eq(~reader_frees.valid),
-            free_list.i.valid.eq(reader_frees.valid | walker_frees.valid),
-            free_list.i.payload.eq(Mux(reader_frees.valid, reader_frees.payload, walker_frees.payload)),
-            freed.eq(free_list.i.valid),
+            free_list.i.valid.eq(freed.valid),
+            free_list.i.payload.eq(freed.payload),
         ]
-        m.d.sync += self.free_cells.eq(self.free_cells + freed - taken)
+        m.d.sync += [
+            freed.valid.eq(reader_frees.valid | walker_frees.valid),
+            freed.payload.eq(Mux(reader_frees.valid, reader_frees.payload, walker_frees.payload)),
+            taken_before.eq(taken),
+            self.free_cells.eq(self.free_cells + freed.valid - taken_before),
+        ]
 
         watch(m, "i", self.i)
         watch(m, "handle", self.handle)
@@ -363,5 +368,5 @@ class PacketStore(wiring.Component):
             Assert(~freed | look_port.data, Format("PacketStore: cell {} freed twice", free_list.i.payload)),
             Assert(~freed | free_list.i.ready, "PacketStore: free list overflows"),
             Assert(self.free_cells <= self.cells, Format("PacketStore: {} free cells", self.free_cells)),
-            Assert(~taken | (self.free_cells != 0), "PacketStore: cell taken while none is free"),
+            Assert(free_list.level <= self.free_cells, "PacketStore: more cells listed than free"),
         ]
