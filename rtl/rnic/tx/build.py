@@ -60,7 +60,8 @@ class FrameMerge(wiring.Component):
             "shift": bits,  # the header ends with byte 4 * shift + 1 of a beat
             "payload": 1,  # payload beats are still to come
         })  # fmt: skip
-        waiting, under_way = Signal(control), Signal(control)
+        waiting = Signal(control)
+        under_way = Signal(control)
         now = Signal(control)
         payload_phase = Signal()
         header_valid = Signal()
@@ -69,7 +70,8 @@ class FrameMerge(wiring.Component):
         hide = Signal(-(-HIDDEN_BYTES // lanes) * lanes)
         header_beats = Signal(range(MAX_HEADER_BYTES // lanes + 1))  # before the one in which the header ends
         index = Signal.like(header_beats)
-        vlan, ipv6 = Signal(), Signal()
+        vlan = Signal()
+        ipv6 = Signal()
         m.d.comb += now.eq(Mux(payload_phase, under_way.as_value(), waiting.as_value()))
 
         # Decide this cycle's beat.

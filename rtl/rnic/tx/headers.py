@@ -74,10 +74,14 @@ class Ipv4Checksum(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         valid = Signal(4)
-        src, dst = Signal(17), Signal(17)
-        fixed, variable = Signal(17), Signal(17)
-        addresses, others = Signal(18), Signal(19)
-        total, folded = Signal(20), Signal(17)
+        src = Signal(17)
+        dst = Signal(17)
+        fixed = Signal(17)
+        variable = Signal(17)
+        addresses = Signal(18)
+        others = Signal(19)
+        total = Signal(20)
+        folded = Signal(17)
         last_carry = Signal(16)
         m.d.sync += [
             valid.eq(Cat(self.i_valid, valid)),
@@ -152,64 +156,77 @@ class HeaderAssembler(wiring.Component):
             with m.If(take):
                 m.d.sync += asked.eq(self.header.payload)
 
-        # Stage 2: everything a header is made of, in registers.
-        head = Signal(TxHeader(p))
-        addr = Signal(ADDRESS_CTX.layout)
-        gid = Signal(GID_ENTRY.layout)
-        pkey = Signal(16)
-        has = Signal(opcodes.OpcodeFlags)
-        udp_words = Signal(range((MAX_HEADER_BYTES + MAX_PMTU) // 4 + 1))
+        # Stage 2: IP to extended headers, in place for a frame without VLAN tag.
+        network = Signal(8 * (2 + h.IPV6.size_bytes + _TRANSPORT_BYTES + h.MAX_EXT_HEADER_BYTES))  # from the ethertype on
+        macs = Signal(96)
+        tci = Signal(16)
+        vlan = Signal()
+        ipv6 = Signal()
+        words = Signal(range(MAX_HEADER_BYTES // 4 + 1))  # as in FrameHeader, without the VLAN tag
+        end = Signal.like(self.o.payload.end)
+        identity = Signal(data.StructLayout({"qpn": p.qpn_bits, "psn": 24, "opcode": 8, "length": 13}))
         valid = Signal()
         ident = Signal(16, init=1)  # R-FRM-4, R-ICRC-4: given to the frame here, before its ICRC
         given = Signal()
+        udp_words = Signal(range((MAX_HEADER_BYTES + MAX_PMTU) // 4 + 1))
+        total_words = Signal.like(udp_words)
         m.d.comb += [
             move.eq(asked_ready & ~valid),
             self.o.valid.eq(valid),
             given.eq(self.o.valid & self.o.ready),
+            udp_words.eq(flags.header_words + payload_words + _UDP_WORDS),
+            total_words.eq(flags.header_words + payload_words + (_UDP_WORDS + h.IPV4.size_bytes // 4)),
         ]
+        next_network = self._network(m, asked, flags, udp_words, total_words, ident)
         with m.If(move):
             m.d.sync += [
-                head.eq(asked), addr.eq(self.addr), gid.eq(self.gid), pkey.eq(self.pkey), has.eq(flags),
-                udp_words.eq(flags.header_words + payload_words + _UDP_WORDS), valid.eq(1),
+                network.eq(next_network),
+                macs.eq(Cat(self.addr.dmac, self.gid.mac)),
+                tci.eq(self.addr.vlan_tci),
+                vlan.eq(self.addr.vlan),
+                ipv6.eq(self.addr.ipv6),
+                words.eq(flags.header_words + Mux(self.addr.ipv6, _WORDS_V4 + _WORDS_V6_MORE, _WORDS_V4)),
+                end.eq(flags.header_words + payload_words
+                       + Mux(self.addr.ipv6, _WORDS_V4 + _WORDS_V6_MORE, _WORDS_V4) + h.ICRC_BYTES // 4),
+                identity.qpn.eq(asked.qpn), identity.psn.eq(asked.psn), identity.opcode.eq(asked.opcode),
+                identity.length.eq(asked.length),
+                ident.eq(ident + 1),
+                valid.eq(1),
             ]  # fmt: skip
         with m.Elif(given):
             m.d.sync += valid.eq(0)
-        with m.If(given):
-            m.d.sync += ident.eq(ident + 1)
 
-        total_length = Signal(16)
-        m.d.comb += total_length.eq((udp_words + h.IPV4.size_bytes // 4) << 2)
-        m.d.comb += [
-            checksum.i_valid.eq(given & ~addr.ipv6),
-            checksum.tos.eq(addr.traffic_class),
-            checksum.total_length.eq(total_length),
-            checksum.ident.eq(ident),
-            checksum.ttl.eq(addr.hop_limit),
-            checksum.src.eq(swap_bytes(gid.ip[96:])),
-            checksum.dst.eq(swap_bytes(addr.dip[96:])),
-            self.checksum_valid.eq(checksum.o_valid),
-            self.checksum.eq(checksum.o),
-        ]
-
-        # The vector: a choice between IPv4 and IPv6 behind, then between no tag and tag in front.
-        vector = self._vector(m, head, addr, gid, pkey, has, udp_words, total_length, ident)
+        # Out: the VLAN tag (R-FRM-7) moves all behind it; the checksum is taken from the header as it stands.
+        tag = Cat(swap_bytes(Const(h.ETHERTYPE_VLAN, 16)), swap_bytes(tci))
+        ipv4 = Signal(h.IPV4)
         out = self.o.payload
         m.d.comb += [
-            out.bytes.eq(vector),
-            out.hide.eq(self._hide(m, addr)),
-            out.words.eq(has.header_words + Mux(addr.ipv6, _WORDS_V4 + _WORDS_V6_MORE, _WORDS_V4) + addr.vlan),
-            out.end.eq(udp_words + Mux(addr.ipv6, _WORDS_V6_MORE, 0)
-                       + (_WORDS_V4 + h.ICRC_BYTES // 4 - _UDP_WORDS) + addr.vlan),
-            out.vlan.eq(addr.vlan), out.ipv6.eq(addr.ipv6),
-            out.qpn.eq(head.qpn), out.psn.eq(head.psn), out.opcode.eq(head.opcode), out.length.eq(head.length),
+            ipv4.as_value().eq(swap_bytes(network[16 : 16 + 8 * h.IPV4.size_bytes])),
+            checksum.i_valid.eq(given & ~ipv6),
+            checksum.tos.eq(Cat(ipv4.ecn, ipv4.dscp)),
+            checksum.total_length.eq(ipv4.total_length),
+            checksum.ident.eq(ipv4.ident),
+            checksum.ttl.eq(ipv4.ttl),
+            checksum.src.eq(ipv4.src),
+            checksum.dst.eq(ipv4.dst),
+            self.checksum_valid.eq(checksum.o_valid),
+            self.checksum.eq(checksum.o),
+            out.bytes.eq(Cat(macs, Mux(vlan, Cat(tag, network), network))),
+            out.hide.eq(self._hide(m, vlan, ipv6)),
+            out.words.eq(words + vlan),
+            out.end.eq(end + vlan),
+            out.vlan.eq(vlan),
+            out.ipv6.eq(ipv6),
+            out.qpn.eq(identity.qpn), out.psn.eq(identity.psn), out.opcode.eq(identity.opcode),
+            out.length.eq(identity.length),
         ]  # fmt: skip
         watch(m, "header", self.header)
         return m
 
     @staticmethod
-    def _hide(m, addr):
+    def _hide(m, has_tag, is_ipv6):
         hide = Signal(HIDDEN_BYTES)
-        with m.Switch(Cat(addr.ipv6, addr.vlan)):
+        with m.Switch(Cat(is_ipv6, has_tag)):
             for vlan in (0, 1):
                 for ipv6 in (0, 1):
                     with m.Case(vlan << 1 | ipv6):
@@ -223,39 +240,38 @@ class HeaderAssembler(wiring.Component):
         m.d.comb += [view[field].eq(value) for field, value in fields.items()]
         return swap_bytes(view)
 
-    def _vector(self, m, head, addr, gid, pkey, has, udp_words, total_length, ident):
+    def _network(self, m, head, has, udp_words, total_words, ident):
+        """Ethertype to extended headers, zero behind them: IPv4 or IPv6 as the address context says."""
+        addr, gid = self.addr, self.gid
+        total_length = Signal(16)
         udp_length = Signal(16)
         dest_qpn = Signal(24)
         m.d.comb += [
-            udp_length.eq(udp_words << 2),  # R-FRM-2: the ICRC is inside
+            total_length.eq(total_words << 2),  # R-FRM-2: the ICRC is inside both lengths
+            udp_length.eq(udp_words << 2),
             dest_qpn.eq(Mux(has.has_deth, head.va[:24], addr.dest_qpn)),
         ]
         ipv4 = self._wire(
-            m, "ipv4", h.IPV4, version=4, ihl=5, dscp=addr.traffic_class[2:], ecn=addr.traffic_class[:2],
+            m, "ipv4_header", h.IPV4, version=4, ihl=5, dscp=addr.traffic_class[2:], ecn=addr.traffic_class[:2],
             total_length=total_length, ident=ident, df=1, ttl=addr.hop_limit, protocol=h.PROTOCOL_UDP,
             src=swap_bytes(gid.ip[96:]), dst=swap_bytes(addr.dip[96:]),
         )  # fmt: skip
         ipv6 = self._wire(
-            m, "ipv6", h.IPV6, version=6, dscp=addr.traffic_class[2:], ecn=addr.traffic_class[:2],
+            m, "ipv6_header", h.IPV6, version=6, dscp=addr.traffic_class[2:], ecn=addr.traffic_class[:2],
             flow_label=addr.flow_label, payload_length=udp_length, next_header=h.PROTOCOL_UDP, hop_limit=addr.hop_limit,
             src=swap_bytes(gid.ip), dst=swap_bytes(addr.dip),
         )  # fmt: skip
-        udp = self._wire(m, "udp", h.UDP, sport=addr.sport, dport=h.ROCE_PORT, length=udp_length)
+        udp = self._wire(m, "udp_header", h.UDP, sport=addr.sport, dport=h.ROCE_PORT, length=udp_length)
         bth = self._wire(
-            m, "bth", h.BTH, opcode=head.opcode, se=head.solicited, pad=(-head.length)[:2], pkey=pkey,
+            m, "bth", h.BTH, opcode=head.opcode, se=head.solicited, pad=(-head.length)[:2], pkey=self.pkey,
             becn=has.transport == opcodes.Transport.CNP, dest_qpn=dest_qpn, ackreq=head.ackreq, psn=head.psn,
         )  # fmt: skip
         transport = Cat(udp, bth, self._ext(m, head, has))
-        network = Signal(8 * (2 + h.IPV6.size_bytes) + len(transport))
-        m.d.comb += network.eq(Mux(
+        return Mux(
             addr.ipv6,
             Cat(swap_bytes(Const(h.ETHERTYPE_IPV6, 16)), ipv6, transport),
             Cat(swap_bytes(Const(h.ETHERTYPE_IPV4, 16)), ipv4, transport),
-        ))  # fmt: skip
-        tag = Cat(swap_bytes(Const(h.ETHERTYPE_VLAN, 16)), swap_bytes(addr.vlan_tci))
-        vector = Signal(8 * MAX_HEADER_BYTES)
-        m.d.comb += vector.eq(Cat(addr.dmac, gid.mac, Mux(addr.vlan, Cat(tag, network), network)))  # R-FRM-7
-        return vector
+        )  # fmt: skip
 
     @staticmethod
     def _ext(m, head, has):

@@ -84,7 +84,8 @@ class IcrcEngine(wiring.Component):
         m = Module()
         lanes = self.width // 8
         share = Signal(32)  # the word's own part
-        share_valid, share_last = Signal(), Signal()
+        share_valid = Signal()
+        share_last = Signal()
         share_spare = Signal(self.spare_bits)
         base = Signal(32)  # replaces the state with the first word
         share_start = Signal()
@@ -101,7 +102,8 @@ class IcrcEngine(wiring.Component):
                     with m.Case(vlan << 1 | ipv6):
                         m.d.sync += base.eq(step_zeros(icrc_start(bool(vlan), bool(ipv6)), lanes - _SKEW))
 
-        state, stepped = Signal(32), Signal(32)
+        state = Signal(32)
+        stepped = Signal(32)
         state_spare = Signal(self.spare_bits)
         multiply(m, stepped, state, state_masks(lanes))
         m.d.sync += [self.o_valid.eq(share_valid & share_last), state_spare.eq(share_spare)]
