@@ -129,6 +129,14 @@ def test_local_operations_complete_in_order() -> None:
     assert pair.a.completions() == [(4, OK), (5, WcStatus.LOC_QP_OP_ERR)]
 
 
+@pytest.mark.rule("R-REQ-2", "R-PSN-6")
+def test_packet_that_fills_the_window_asks_for_an_ack() -> None:
+    pair = Pair(policy_a=PeerPolicy(window=3))
+    write(pair, 1, 256 * 8)
+    assert shape(pair.a.sent(), pair)[-1] == (Op.RC_WRITE_MIDDLE, 2, True)
+    assert shape(pair.a.take(pair.ack(2)), pair)[-1] == (Op.RC_WRITE_MIDDLE, 5, True)
+
+
 @pytest.mark.rule("R-PSN-6")
 def test_window_of_unacked_psns() -> None:
     pair = Pair(policy_a=PeerPolicy(window=4))
@@ -266,7 +274,7 @@ def test_bad_read_responses(length: int, answer: tuple, status: WcStatus) -> Non
 
 
 @pytest.mark.rule("R-RSP-5")
-@pytest.mark.parametrize("kind", ["read for write", "atomic for read", "read for atomic", "ack for atomic", "first"])
+@pytest.mark.parametrize("kind", ["read for write", "atomic for read", "read for atomic", "first"])
 def test_response_of_the_wrong_kind(kind: str) -> None:
     pair = Pair()
     if kind in ("read for write",):
@@ -278,13 +286,26 @@ def test_response_of_the_wrong_kind(kind: str) -> None:
     pair.a.sent()
     if kind == "first":
         pair.a.take(response(pair, FIRST, 0), response(pair, FIRST, 1))
-    elif kind == "ack for atomic":
-        pair.a.take(pair.ack(0))
     elif kind == "atomic for read":
         pair.a.take(atomic_ack(pair, 0))
     else:
         pair.a.take(response(pair, ONLY, 0, 4))
     assert pair.a.completions() == [(1, WcStatus.BAD_RESP_ERR)]
+
+
+@pytest.mark.rule("R-RSP-3", "R-DUP-2")
+@pytest.mark.parametrize("atomic", [True, False])
+def test_plain_ack_that_names_an_unanswered_read_or_atomic(atomic: bool) -> None:
+    """A responder whose answer was lost may name the request in a repeated ACK: asked again, not an error."""
+    pair = Pair()
+    if atomic:
+        fadd(pair, 1)
+    else:
+        read(pair, 1, 8)
+    pair.a.sent()
+    assert psns(pair.a.take(pair.ack(0)), pair) == [0]
+    pair.a.take(atomic_ack(pair, 0) if atomic else response(pair, ONLY, 0, 8))
+    assert pair.a.completions() == [(1, OK)]
 
 
 @pytest.mark.rule("R-RSP-7")

@@ -58,7 +58,7 @@ LEFT_OUT: dict[tuple[str, str], str] = {
     ("crafted_uc_gap", "a"): "rxe stays stuck after a FIRST without LAST (R-UC-1)",
     ("crafted_send_inv_badkey", "a"): "rxe ACKs a SEND whose invalidate fails (8.1 #12: no answer)",
     ("crafted_send_inv_mr", "a"): "rxe ACKs a SEND whose invalidate fails (8.1 #12: no answer)",
-    ("crafted_req_atomic_plain_ack", "a"): "rxe completes an atomic by a plain ACK (R-RSP-5: BAD_RESP_ERR)",
+    ("crafted_req_atomic_plain_ack", "a"): "rxe completes an atomic by a plain ACK (R-RSP-3: implied NAK)",
     ("crafted_req_read_wrong_len", "a"): "rxe takes a READ response of the wrong length (R-RSP-5: LOC_LEN_ERR)",
     ("crafted_req_nak_40", "a"): "rxe treats a reserved syndrome as an ACK (rules.md 7.4: ignored)",
     ("crafted_req_nak_64", "a"): "rxe ends with an error on NAK 4 (rules.md 7.4: ignored)",

@@ -68,6 +68,7 @@ class PeerPolicy:
     `ack_interval`: AckReq at least on every so-many-th packet (R-REQ-2). `window`: PSNs outstanding (R-PSN-6).
     `read_gap_retry`: a gap in a READ answer is an implied NAK, or is left to the timer (R-RSP-4).
     `read_restart_with_first`: a repeated READ starts with FIRST, or goes on with MIDDLE (R-RSP-6).
+    `reack_names_atomics`: a repeated ACK may name an answered ATOMIC, as rxe's does, or only SEND and WRITE (R-DUP-2).
     `ackreq_unacked`: AckReq on UC and UD packets, as old rxe sets it (R-UD-3).
     """
 
@@ -77,6 +78,7 @@ class PeerPolicy:
     window: int = 128
     read_gap_retry: bool = True
     read_restart_with_first: bool = True
+    reack_names_atomics: bool = False
     ackreq_unacked: bool = False
 
 

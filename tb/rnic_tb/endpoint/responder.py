@@ -191,7 +191,8 @@ class RcResponder(Inbound):
         resource = Resource(info.kind, frame.psn, 1, frame.va, frame.rkey, 8, original)
         self._save(resource)
         self.epsn = psn_add(self.epsn, 1)
-        self.ack_psn = frame.psn
+        if self.qp.policy.reack_names_atomics:
+            self.ack_psn = frame.psn
         self.msn = psn_add(self.msn, 1)  # R-MSN-1: executed
         self.jobs.append(Job(frame.psn, self.msn, Opcode.RC_ATOMIC_ACK, original=original, resource=resource))
 
