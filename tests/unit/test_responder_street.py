@@ -220,3 +220,102 @@ def test_flush_by_command():
     bench.compare()
     assert [c["status"].value for c in bench.cqes[2]] == [0] + [5] * 5 and bench.drained == 3
     assert bench.error_drop == 1
+
+
+@pytest.mark.rule("R-ACK-3", "R-CQ-3")
+@pytest.mark.parametrize("config", ["tiny", "hundred"])
+def test_what_waits_for_what(config):
+    """No ACK before the host accepted all of the packet's writes; no completion before their responses (C117), also
+    not for a WRITE with immediate of zero bytes behind a WRITE; ACKs do not wait for responses."""
+    bench, qp, _ = quiet_bench(3, config)
+    accepted, done = bench.ports["accepted"], bench.ports["done"]
+    seen = []
+
+    def look(b):
+        seen.append((len(b.acks[2]), len(b.cqes[2]), len(b.errors)))
+
+    def let(port, on):
+        return ("call", lambda b: setattr(b.ports[port], "hold", not on))
+
+    actions = [
+        let("accepted", False), let("done", False), ("post", qp, BUFFER), ("post", qp, BUFFER),
+        write_only(qp, 0, payload=bytes(200), va=0x10_0FF0), write(qp, 1, "ONLY_IMM", 0, 0, imm=1), send(qp, 2, "ONLY", 9),
+        ("wait", 150), ("call", look), let("accepted", True), ("wait", 100), ("call", look), let("done", True),
+        ("wait", 60), ("call", look),
+    ]
+    bench.run(actions)
+    bench.compare()
+    assert seen == [(0, 0, 0), (3, 0, 0), (3, 2, 0)]
+    assert accepted.hold == done.hold == 0
+
+
+@pytest.mark.rule("R-ACK-3", "R-ERR-3", "R-ERR-4")
+@pytest.mark.parametrize("which", ["send", "write", "write_imm", "send_middle"])
+def test_bus_error(which):
+    """An error response to a write: the receive WQE in use completes with LOC_QP_OP_ERR, the QP goes to ERR, the rest is
+    flushed; completions before it are good, other QPs go on."""
+    bench, qp, region = quiet_bench(len(which))
+    other = bench.qps[3]
+    bench.world.region(0x500, other.pd, RW, base=0x10_0000, length=4096)
+    bench.bad_writes.add(region.where(0x10_0008))
+    bad = {
+        "send": [send(qp, 1, "ONLY", 20)],
+        "write": [write_only(qp, 1)],
+        "write_imm": [write(qp, 1, "ONLY_IMM", 16, 16)],
+        "send_middle": [send(qp, 1, "FIRST", 256), send(qp, 2, "LAST", 5)],
+    }[which]
+    bad[0].va = 0x10_0000
+    good = [(0x10_2000, 64, 0x200)]
+    actions = [("post", qp, good), ("post", qp, BUFFER), ("post", qp, BUFFER), send(qp, 0, "ONLY", 7), *bad, ("wait", 100),
+               send(qp, len(bad) + 1, "ONLY", 7), write_only(other, rkey=0x500), ("idle",), ("post", qp, BUFFER)]
+    bench.run(actions)
+    assert bench.errors == [2]
+    status = [c["status"].value for c in bench.cqes[2]]
+    assert status == ([0, 5, 5, 5] if which == "write" else [0, 2, 5, 5])
+    assert [c["wqe_counter"] for c in bench.cqes[2]] == [0, 1, 2, 3]
+    assert bench.acks[3] == [(0x1F, other.epsn - 1 & 0xFFFFFF, 1)]
+    assert not any(psn == qp.epsn for _, psn, _ in bench.acks[2][2:])
+
+
+@pytest.mark.rule("R-QP-4", "R-QP-7")
+def test_reset_and_reuse():
+    """A failed QP is drained, reset and used again: nothing of its old life shows."""
+    bench, qp, _ = quiet_bench(9)
+
+    def reset(b):
+        b.model.finish()
+        b.ports["ctx"].queue.append(b.state_write(2, 0))
+        b.later.append((b.cycle + 20, "flush", {"qpn": 2}))
+
+    def create(b):
+        assert b.drained >= 2, "the flush event of the reset has not come through"
+        qp.epsn, qp.msn, qp.taken, qp.produced, qp.completed, qp.dead, qp.nak_state = 0x77, 0, 0, 0, 0, False, 0
+        qp.message, qp.ack_psn = None, None
+        b.ports["ctx"].queue.extend(b.context_writes(qp))
+
+    second = [Packet(2, Opcode.RC_SEND_ONLY, 0x77, b"hello"), Packet(2, Opcode.RC_WRITE_ONLY, 0x78, b"abc", 0x10_0000, 0x200, 3)]
+    bench.run([("post", qp, BUFFER), ("post", qp, BUFFER), send(qp, 0, "FIRST", 256), write_only(qp, 1, rkey=0xBAD), ("idle",),
+               write_only(qp, 1), ("call", reset), ("wait", 80), ("call", create), ("wait", 60), ("post", qp, BUFFER), *second])
+    bench.errors.clear()
+    bench.compare()
+    assert [c["status"].value for c in bench.cqes[2]] == [2, 5, 0]
+    assert bench.acks[2][-2:] == [(0x1F, 0x77, 1), (0x1F, 0x78, 2)]
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("WRITE", 6), ("SEND", 8)])
+def test_rate(kind, limit):
+    """64-byte messages of one QP at 512 bits, translations of 11 cycles, write responses after many: cycles a message."""
+    bench, qp, _ = quiet_bench(2, "hundred", 0.0)
+    qp.log_rq = 6
+    bench.world.rings[bench.p.tpt_rq_base + 2].length = 64 << 6
+    bench.latency = (11, 11)
+    payload = bytes(64)
+    packets = [write_only(qp, i, payload=payload, va=0x10_0000) if kind == "WRITE" else send(qp, i, "ONLY", 64)
+               for i in range(40)]
+    posts = [("post", qp, BUFFER)] * 40 if kind == "SEND" else []
+    bench.run([*posts, ("idle",), ("call", lambda b: [b.send(packet) for packet in packets])])
+    bench.compare()
+    times = bench.times["ack"]
+    spacing = (times[-1] - times[5]) / (len(times) - 6)
+    print(f"{kind}: {spacing:.2f} cycles a message, {times[0] - bench.times['request'][0]} to the first ACK")
+    assert len(times) == 40 and spacing <= limit
