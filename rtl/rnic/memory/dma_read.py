@@ -68,7 +68,9 @@ class _ReadChannel(wiring.Component):
         m = Module()
         bits = lane_bits(self.width)
         depth = self.client.buffer_beats
-        access = data.StructLayout({"first": bits, "length": 16})
+        # An access as its words need it: first lane, number of words less one, lane of the last byte.
+        access = data.StructLayout({"first": bits, "words": 17 - bits, "end": bits})
+        end_byte = Signal(17)
         m.submodules.splitter = splitter = BurstSplitter(self.width, self.block)
         m.submodules.accesses = accesses = StreamFifo(access, self.client.depth)
         m.submodules.buffer = buffer = StreamFifo(self.beat.payload.shape(), depth)
@@ -80,7 +82,9 @@ class _ReadChannel(wiring.Component):
             splitter.i.payload.eq(self.command.payload),
             accesses.i.valid.eq(self.command.valid & splitter.i.ready),
             accesses.i.payload.first.eq(self.command.payload.address[:bits]),
-            accesses.i.payload.length.eq(self.command.payload.length),
+            end_byte.eq(self.command.payload.address[:bits] + self.command.payload.length - 1),
+            accesses.i.payload.words.eq(end_byte >> bits),
+            accesses.i.payload.end.eq(end_byte[:bits]),
             self.busy.eq(accesses.level != 0),
         ]
 
@@ -105,7 +109,8 @@ class _ReadChannel(wiring.Component):
             m.d.sync += [
                 head.eq(splitter.o.payload),
                 head_valid.eq(splitter.o.valid),
-                fits.eq(room > splitter.o.payload.len),
+                # The largest burst is a power of two of beats: an OR says at once that any burst fits.
+                fits.eq(room >> (self.block * 8 // self.width - 1).bit_length() != 0),
             ]
         with m.Else():
             m.d.sync += [
@@ -133,30 +138,30 @@ class _ReadChannel(wiring.Component):
         wiring.connect(m, out.o, wiring.flipped(self.word))
 
         inside = Signal()
-        left = Signal(16)
+        words = Signal.like(access.payload.words)  # still to come, less one, while `inside`
         failed = Signal()
         now_first = Signal(lane_bits(self.width))
-        now_left = Signal(16)
-        usable = Signal(range(lanes + 1))
+        now_words = Signal.like(access.payload.words)
+        now_end = Signal(lane_bits(self.width))
         final = Signal()
         m.d.comb += [
             now_first.eq(Mux(inside, 0, access.payload.first)),
-            now_left.eq(Mux(inside, left, access.payload.length)),
-            usable.eq(lanes - now_first),
-            final.eq(now_left <= usable),
+            now_words.eq(Mux(inside, words, access.payload.words)),
+            final.eq(now_words == 0),
+            now_end.eq(Mux(final, access.payload.end, lanes - 1)),
             out.i.valid.eq(access.valid & beat.valid),
             beat.ready.eq(access.valid & out.i.ready),
             access.ready.eq(beat.valid & out.i.ready & final),
             out.i.payload.data.eq(beat.payload.data),
             out.i.payload.first.eq(now_first),
-            out.i.payload.count.eq(Mux(final, now_left, usable)),
+            out.i.payload.count.eq(now_end - now_first + 1),
             out.i.payload.last.eq(final),
             out.i.payload.err.eq(final & (failed | beat.payload.err)),
         ]
         with m.If(out.i.valid & out.i.ready):
             m.d.sync += [
                 inside.eq(~final),
-                left.eq(now_left - usable),
+                words.eq(now_words - 1),
                 failed.eq(~final & (failed | beat.payload.err)),
             ]
 

@@ -104,18 +104,19 @@ class PacketStore(wiring.Component):
         walker_frees = self._walker(m, walks.o, links.read_port(), tails.read_port())
 
         # Both sources free at most one cell a cycle; the reader goes first. The list has room for all cells.
-        freed = stream.Signature(range(self.cells), always_ready=True).create()
+        reader_freed = Signal()
+        reader_cell = Signal(range(self.cells))
         taken_before = Signal()
         m.d.comb += [
-            walker_frees.ready.eq(~reader_frees.valid),
-            free_list.i.valid.eq(freed.valid),
-            free_list.i.payload.eq(freed.payload),
+            walker_frees.ready.eq(~reader_freed),
+            free_list.i.valid.eq(reader_freed | walker_frees.valid),
+            free_list.i.payload.eq(Mux(reader_freed, reader_cell, walker_frees.payload)),
         ]
         m.d.sync += [
-            freed.valid.eq(reader_frees.valid | walker_frees.valid),
-            freed.payload.eq(Mux(reader_frees.valid, reader_frees.payload, walker_frees.payload)),
+            reader_freed.eq(reader_frees.valid),
+            reader_cell.eq(reader_frees.payload),
             taken_before.eq(taken),
-            self.free_cells.eq(self.free_cells + freed.valid - taken_before),
+            self.free_cells.eq(self.free_cells + free_list.i.valid - taken_before),
         ]
 
         watch(m, "i", self.i)
