@@ -8,7 +8,7 @@ ever sees the new state beside old inputs, and one evaluation a cycle is enough.
 import re
 from dataclasses import dataclass
 
-__all__ = ["Manifest", "ManifestError", "Port", "find_ports", "make_glue", "make_shell"]
+__all__ = ["SHELL", "TOP", "Manifest", "ManifestError", "Port", "check_ports", "find_ports", "make_glue", "make_shell"]
 
 TOP = "rnic"
 SHELL = "rnic_shell"

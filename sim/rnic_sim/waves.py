@@ -8,9 +8,10 @@ from pathlib import Path
 
 from vcd.gtkw import GTKWSave
 
+from .shell import SHELL
 from .world import World
 
-__all__ = ["Trace", "recording", "write_filter", "write_gtkw"]
+__all__ = ["Trace", "recording", "signal_path", "write_filter", "write_gtkw"]
 
 
 @contextmanager
@@ -23,6 +24,11 @@ def recording(world: World, path: str | Path) -> Iterator[Path]:
         yield target
     finally:
         world.waves_off()
+
+
+def signal_path(nic: int, inside: str) -> str:
+    """Where signal ``inside`` (dotted, from the NIC's top on) of NIC number ``nic`` stands in the wave file."""
+    return f"{chr(ord('a') + nic)}.{SHELL}.nic.{inside}"
 
 
 @dataclass(frozen=True)

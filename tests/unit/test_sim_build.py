@@ -15,7 +15,7 @@ from rnic_sim.native import Port
 from rnic_sim.pcap import write_pcap
 from rnic_sim.shell import Manifest, ManifestError, check_ports, find_ports, make_shell
 from rnic_sim.toolchain import MissingTool, need_tool
-from rnic_sim.waves import Trace, write_gtkw
+from rnic_sim.waves import Trace, signal_path, write_gtkw
 
 SHIM_PROGRAM = r"""
 #include <cstdio>
@@ -215,7 +215,7 @@ class Colour(enum.Enum):
 def test_gtkwave_file_names_the_values(tmp_path):
     path = write_gtkw(tmp_path / "view.gtkw", tmp_path / "run.fst", [
         Trace("a.rnic_shell.nic.colour", 5, Colour, "nic a"), Trace("a.rnic_shell.nic.state", 2, {0: "IDLE", 1: "GO"}, "nic a"),
-        Trace("a.rnic_shell.nic.valid")])
+        Trace(signal_path(0, "valid"))])
     text = path.read_text()
     assert (tmp_path / "a_rnic_shell_nic_colour.flt").read_text() == "01 RED\n12 BLUE\n"
     assert (tmp_path / "a_rnic_shell_nic_state.flt").read_text() == "0 IDLE\n1 GO\n"
