@@ -15,7 +15,7 @@ RW = int(Access.LOCAL_WRITE | Access.REMOTE_WRITE)
 def messages(bench: Bench, qp, rng, count: int):
     """Actions of ``count`` random good messages on ``qp``, receive WQEs included."""
     key = 0x100 * qp.qpn
-    region = bench.world.region(key, qp.pd, RW, base=0x7_0000_0F00 + qp.qpn * 0x10_0000, length=5 * 4096 + 77)
+    region = bench.world.region(key, qp.pd, RW, base=(qp.qpn << 36) + 0xFFFF_EF00, length=5 * 4096 + 77)
     actions = []
     psn = qp.epsn
     pmtu = 128 << qp.path_mtu
@@ -24,7 +24,8 @@ def messages(bench: Bench, qp, rng, count: int):
         imm = rng.random() < 0.4
         inv = kind == Kind.SEND and not imm and rng.random() < 0.2
         length = rng.choice([0, 1, 3, pmtu - 1, pmtu, pmtu + 1, 2 * pmtu, rng.randrange(3 * pmtu)])
-        start = region.base + rng.choice([0, 4096 - 0xF00 - 1, rng.randrange(region.length - length)])
+        # From the beginning, over a page end, over a 4 GiB border, anywhere.
+        start = region.base + rng.choice([0, 0x100 - 1, 0x1100 - 1, 0x1100 - pmtu, rng.randrange(region.length - length)])
         start = min(start, region.base + region.length - length)
         payload = rng.randbytes(length)
         if kind == Kind.SEND or imm:
