@@ -319,7 +319,7 @@ def test_local_failure_waits_for_its_turn(name, order):
 
     async def main(ctx):
         await bench.set_up(ctx)
-        for k in range(4):
+        for _ in range(4):
             await bench.post(ctx, 1, packets=2, signaled=0, opcode=Op.SEND)
         for k in order:
             failure = {"qpn": 1, "wqe_index": q.index(k), "status": St.LOC_PROT_ERR if k == oldest else St.LOC_LEN_ERR,
@@ -459,7 +459,7 @@ def test_reset_command_meets_an_answer(delay):
         ctx.set(bench.dut.response.valid, 1)
         words = COMPLETER_HOT.words(una=1234, done_index=77)
         taken = False
-        for cycle in range(delay):
+        for _ in range(delay):
             taken |= (await ctx.tick().sample(bench.dut.response.ready))[2]
             ctx.set(bench.dut.response.valid, not taken)
         ctx.set(bench.dut.response.valid, 0)

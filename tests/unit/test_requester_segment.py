@@ -302,6 +302,7 @@ def test_bad_wqe_stops_its_qp_only(name, what):
     """R-ERR-7: nothing of later WQEs leaves; other QPs go on; a write of REQUESTER_HOT word 0 starts the QP again."""
     p = Params(CONFIGS[name].replace(num_qps=4))
     dut = Segmenter(p)
+    status, _ = BAD[what].error or (None, None)
     queues = {1: Sq([GOOD, BAD[what], GOOD, GOOD], psn=5), 2: Sq([GOOD] * 6)}
     bench = Bench(dut, p, queues, seeded(7), 0.1)
 
@@ -311,7 +312,7 @@ def test_bad_wqe_stops_its_qp_only(name, what):
         await ctx.tick().repeat(40)
         bench.check()
         failed = [probe for probe in bench.probes if probe.event == ProbeEvent.LOCAL_FAILED]
-        assert [(int(x.qpn), int(x.index), int(x.opcode)) for x in failed] == [(1, 1, BAD[what].error[0])]
+        assert [(int(x.qpn), int(x.index), int(x.opcode)) for x in failed] == [(1, 1, status)]
         await ctx_words(ctx, dut, CtxTable.REQUESTER_HOT, 1, REQUESTER_HOT.words(psn=100, send_index=0))
         before = len(bench.jobs)
         await offer(ctx, dut.wqe, bench.fetched(1, 0))
