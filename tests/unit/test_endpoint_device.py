@@ -96,7 +96,19 @@ def test_what_a_receiver_ignores(change: dict) -> None:
     assert [f.syndrome for f in pair.b.sent()] == [ACK]
 
 
-@pytest.mark.rule("R-QP-7")
+@pytest.mark.rule("R-FRM-7")
+def test_vlan() -> None:
+    pair = Pair()
+    assert pair.b.take(replace(write(pair), vlan=(3, 0)))  # priority tag only
+    pair.b.take(replace(write(pair, 1), vlan=(3, 7)))
+    assert pair.b.device.drops == {"vlan": 1}
+    pair.b.device.vlan = 7
+    pair.b.qp.attrs = replace(pair.b.qp.attrs, av=replace(pair.b.qp.attrs.av, vlan=(5, 7)))
+    assert [f.vlan for f in pair.b.take(replace(write(pair, 1), vlan=(3, 7)))] == [(5, 7)]
+    assert pair.b.take(write(pair, 2)) == [] and pair.b.device.drops["vlan"] == 2
+
+
+@pytest.mark.rule("R-QP-3")
 def test_response_filter() -> None:
     pair = Pair()
     pair.a.post(WrOp.SEND, 1, 0, 4)

@@ -484,6 +484,18 @@ def test_sequence_nak_during_the_wait_changes_nothing() -> None:
     assert pair.a.qp.requester.counters["rnr_naks"] == 1
 
 
+@pytest.mark.rule("R-RNR-1", "R-RTY-4")
+def test_loss_after_an_rnr_wait_is_a_new_loss_event() -> None:
+    pair = Pair(timeout=0)
+    for wr_id in range(2):
+        pair.a.post(WrOp.SEND, wr_id, length=4)
+    pair.a.sent()
+    assert psns(pair.a.take(pair.ack(0, SEQ)), pair) == [0, 1]
+    pair.a.take(pair.ack(0, rnr(1)))
+    assert psns(pair.a.wait(RNR_TIMER_NS[1]), pair) == [0, 1]
+    assert psns(pair.a.take(pair.ack(0, SEQ)), pair) == [0, 1]
+
+
 @pytest.mark.rule("R-RTC-2")
 @pytest.mark.parametrize("budget", [0, 2])
 def test_rnr_retries_used_up(budget: int) -> None:

@@ -235,6 +235,14 @@ def test_region_retired_inside_a_write_and_a_read() -> None:
     assert pair.b.qp.state is QpState.ERR
 
 
+@pytest.mark.rule("8.1#7", "8.1#8")
+def test_check_7_comes_before_8_inside_a_message() -> None:
+    pair = Pair()
+    pair.b.take(pair.frame(Op.RC_WRITE_FIRST, 0, payload=DATA, **pair.write_fields(300)))
+    pair.b.device.keys.deregister(pair.b.key)
+    fatal(pair, pair.frame(Op.RC_WRITE_LAST, 1, payload=bytes(9)), ACCESS, 1, Event.QP_ACCESS_ERR)
+
+
 @pytest.mark.rule("R-RES-2")
 def test_zero_length_needs_no_key() -> None:
     pair = Pair()
@@ -252,6 +260,8 @@ def test_zero_length_needs_no_key() -> None:
         (16, [(Op.RC_WRITE_ONLY, 32)]),
         (400, [(Op.RC_WRITE_FIRST, 256), (Op.RC_WRITE_LAST, 44)]),
         (520, [(Op.RC_WRITE_FIRST, 256), (Op.RC_WRITE_MIDDLE, 256), (Op.RC_WRITE_LAST, 88)]),
+        (600, [(Op.RC_WRITE_FIRST, 256), (Op.RC_WRITE_LAST, 256)]),
+        (300, [(Op.RC_WRITE_ONLY, 256)]),
         (256, [(Op.RC_WRITE_FIRST, 256)]),
         (512, [(Op.RC_WRITE_FIRST, 256), (Op.RC_WRITE_MIDDLE, 256)]),
     ],
@@ -511,6 +521,15 @@ def test_duplicates_do_not_count_against_the_read_depth() -> None:
         pair.b.device.receive(read(pair, 0, 600).pack())
     frames = pair.b.take(read(pair, 3, 4))
     assert [f.psn - pair.psn_a for f in frames] == [0, 1, 2, 3]
+
+
+@pytest.mark.rule("8.1#4", "R-DUP-3")
+def test_a_read_asked_again_before_its_answer_still_counts_once() -> None:
+    pair = Pair(b_attrs={"max_dest_rd_atomic": 1})
+    for _ in range(2):
+        pair.b.device.receive(read(pair, 0, 4).pack())
+    frames = pair.b.take(read(pair, 1, 4))
+    assert [(f.opcode, f.syndrome) for f in frames] == [(Op.RC_READ_RESP_ONLY, ACK), (Op.RC_ACK, INVALID)]
 
 
 @pytest.mark.rule("R-DUP-5", "R-AT-4")

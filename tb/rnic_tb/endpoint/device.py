@@ -24,9 +24,21 @@ CNP_INTERVAL_NS = 4_000  # R-CC-2
 
 
 class Device:
-    """One endpoint. `drops` counts discarded frames by cause, `seen` received frames by opcode."""
+    """One endpoint. `drops` counts discarded frames by cause, `seen` received frames by opcode.
 
-    def __init__(self, mac: bytes, ips: list[bytes], port_mtu: int = 4096, send_cnps: bool = False, ident: int = 0):
+    `vlan` is the VLAN of its addresses; None: untagged (a tag with VID 0 carries priority only and is untagged too).
+    """
+
+    def __init__(
+        self,
+        mac: bytes,
+        ips: list[bytes],
+        port_mtu: int = 4096,
+        send_cnps: bool = False,
+        ident: int = 0,
+        vlan: int | None = None,
+    ):
+        self.vlan = vlan
         self.mac = mac
         self.ips = list(ips)
         self.port_mtu = port_mtu
@@ -88,6 +100,8 @@ class Device:
             return "dst_mac"
         if frame.dst_ip not in self.ips:  # step 2
             return "dst_ip"
+        if (frame.vlan[1] if frame.vlan else 0) != (self.vlan or 0):  # R-FRM-7: the VLAN of the GID
+            return "vlan"
         info = OPCODES[frame.opcode]
         qp = self.qps.get(frame.dest_qpn)
         if qp is None:  # step 4
@@ -142,7 +156,7 @@ class Device:
         if last is not None and self.now - last < CNP_INTERVAL_NS:
             return
         self._last_cnp[frame.src_ip, peer_qpn] = self.now
-        to = AddressVector(frame.src_mac, frame.src_ip, frame.dst_ip, traffic_class=48 << 2, udp_sport=0)
+        to = AddressVector(frame.src_mac, frame.src_ip, frame.dst_ip, traffic_class=48 << 2, udp_sport=0, vlan=frame.vlan)
         self._frames.append(qp.frame(Opcode.CNP, 0, av=to, dest_qpn=peer_qpn, becn=True))
 
     # ---- out -----------------------------------------------------------------------------------------------

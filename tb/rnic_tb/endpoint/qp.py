@@ -344,6 +344,7 @@ class QueuePair:
             psn=psn,
             dst_mac=to.dst_mac,
             src_mac=self.device.mac,
+            vlan=to.vlan,
             src_ip=to.src_ip,
             dst_ip=to.dst_ip,
             traffic_class=to.traffic_class,

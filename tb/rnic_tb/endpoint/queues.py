@@ -46,6 +46,7 @@ class AddressVector:
     hop_limit: int = 64
     flow_label: int = 0
     udp_sport: int | None = None  # None: by R-ADR-4
+    vlan: tuple[int, int] | None = None  # (PCP, VID)
 
 
 @dataclass(frozen=True)

@@ -276,14 +276,14 @@ class RcRequester:
         # others are reserved or RD only: ignored (rules.md 7.4)
 
     def _sequence_nak(self, psn: int, now: int) -> None:
-        waiting = self.rnr_until
         self._acknowledge(psn, now)
-        if waiting is not None and self.una == psn and self.rnr_until is not None:
-            return  # R-RNR-2: neither shortens the wait nor burns a retry
         self._implied_nak(now)
 
     def _implied_nak(self, now: int) -> None:
-        """Something before una's successor was lost: replay from una unless that has already begun (R-RTY-4)."""
+        """The packet or answer of una was lost: replay from una unless that has already begun (R-RTY-4).
+
+        During an RNR wait nothing happens: the wait is neither cut short nor a retry burnt (R-RNR-2).
+        """
         if not self.retry_started and self.rnr_until is None:
             self._retry(now)
 
