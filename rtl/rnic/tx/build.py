@@ -102,8 +102,6 @@ class FrameMerge(wiring.Component):
                     m.d.sync += under_way.payload.eq(0)
             with m.Else():
                 m.d.sync += [
-                    header_bytes.eq(header_bytes >> self.p.data_width),
-                    hide.eq(hide >> lanes),
                     index.eq(index + 1),
                     waiting.left.eq(waiting.left - 1),
                 ]
@@ -119,13 +117,20 @@ class FrameMerge(wiring.Component):
             m.d.sync += header_valid.eq(self.header.valid)
             with m.If(self.header.valid):
                 m.d.sync += [
-                    header_bytes.eq(head.bytes), hide.eq(head.hide), index.eq(0), vlan.eq(head.vlan), ipv6.eq(head.ipv6),
+                    index.eq(0), vlan.eq(head.vlan), ipv6.eq(head.ipv6),
                     header_beats.eq(head.words >> bits),
                     waiting.left.eq(head.end >> bits),
                     waiting.tail.eq(head.end[:bits]),
                     waiting.shift.eq(head.words[:bits]),
                     waiting.payload.eq(head.length != 0),
                 ]  # fmt: skip
+
+        # The wide registers: what they hold without a header does not matter, so one enable does for loading and shifting.
+        with m.If(self.header.ready | (fire & ~payload_phase)):
+            m.d.sync += [
+                header_bytes.eq(Mux(self.header.ready, head.bytes, header_bytes >> self.p.data_width)),
+                hide.eq(Mux(self.header.ready, head.hide, hide >> lanes)),
+            ]
 
         self._merge(m, out.i.payload, now, header_bytes, payload_phase, joint, wants, fire)
         o = out.i.payload

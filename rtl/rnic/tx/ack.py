@@ -1,0 +1,54 @@
+"""ACK and NAK packets."""
+
+from amaranth import *
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..config import Params
+from ..records import AckJob, Probe, ProbeEvent, TxHeader
+from ..stream.buffer import SkidBuffer
+from ..wire.opcode import Opcode
+
+__all__ = ["AckSender"]
+
+
+class AckSender(wiring.Component):
+    """Makes the packet header of an ACK or NAK: RC_ACK with the job's PSN, syndrome and MSN; no payload.
+
+    Timing: latency 1 cycle, one job per cycle; order is kept; all outputs come from registers.
+
+    Probe: ACK_SENT (psn, opcode = syndrome) when the header leaves.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "job": In(stream.Signature(AckJob(p))),
+            "header": Out(stream.Signature(TxHeader(p))),
+            "probe": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.jobs = jobs = SkidBuffer(AckJob(self.p))
+        wiring.connect(m, wiring.flipped(self.job), jobs.i)
+        job = jobs.o.payload
+        header = self.header.payload
+        m.d.comb += [
+            self.header.valid.eq(jobs.o.valid),
+            jobs.o.ready.eq(self.header.ready),
+            header.qpn.eq(job.qpn),
+            header.opcode.eq(Opcode.RC_ACK),
+            header.psn.eq(job.psn),
+            header.syndrome.eq(job.syndrome),
+            header.msn.eq(job.msn),
+        ]
+        if self.p.probe:
+            m.d.comb += [
+                self.probe.valid.eq(self.header.valid & self.header.ready),
+                self.probe.event.eq(ProbeEvent.ACK_SENT),
+                self.probe.qpn.eq(job.qpn),
+                self.probe.psn.eq(job.psn),
+                self.probe.opcode.eq(job.syndrome),
+            ]
+        return m
