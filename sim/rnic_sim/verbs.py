@@ -212,7 +212,7 @@ class WC:
 class CQ:
     """Completion queue of at least ``cqe`` entries (a power of two, usable in full, R-WQ-3)."""
 
-    def __init__(self, context: Context, cqe: int, *, eqn: int = 0):
+    def __init__(self, context: Context, cqe: int, *, eqn: int = 255):
         most = 1 << (context.caps["max_log_ring"] >> 8 & 0xFF)
         if not 1 <= cqe <= most:
             raise RDMAError(errno.EINVAL, f"cqe is {cqe}, must be 1..{most}")

@@ -71,7 +71,7 @@ CMD_CREATE_CQ = Struct(
     [
         ("cqn", 0, 32, "CQN"),
         ("log_size", 5, 5, "log2 of the entries, 1..16"),
-        ("eqn", 6, 8, "event queue"),
+        ("eqn", 6, 8, "event queue; 255: none"),
         ("valid", (4, 0), 1, "must be 1"),
         ("ring", 16, 256, "TptEntry of the ring"),
     ],
