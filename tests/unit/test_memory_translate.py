@@ -366,6 +366,7 @@ def test_latency_and_rate_of_hits():
         ctx.set(port.response.ready, 1)
         ctx.set(port.request.valid, 1)
         ctx.set(port.request.payload, request(0x1004, 4) | {"tag": 1})
+        await ctx.tick()  # the turn comes to this client
         for cycle in range(80):
             _, _, ready, valid, answer = await ctx.tick().sample(
                 port.request.ready, port.response.valid, port.response.payload)
@@ -375,6 +376,27 @@ def test_latency_and_rate_of_hits():
                 times.append(cycle)
     simulate(bench.dut, run)
     assert times == list(range(11, 80))
+
+
+def test_clients_share_the_pipe():
+    """Three clients that always ask get a third each, and no cycle is lost."""
+    bench = Bench(CONFIGS["gigabit"], 0)
+    words, request = _one_region(bench)
+    ports = [getattr(bench.dut, name) for name, _ in CLIENTS]
+    taken = [0] * len(ports)
+
+    async def run(ctx):
+        await bench.write(ctx, 1, words)
+        for port in ports:
+            ctx.set(port.response.ready, 1)
+            ctx.set(port.request.valid, 1)
+            ctx.set(port.request.payload, request(0x1004, 4))
+        for _ in range(90):
+            sampled = await ctx.tick().sample(*(port.request.ready for port in ports))
+            for i, ready in enumerate(sampled[2:]):
+                taken[i] += ready
+    simulate(bench.dut, run)
+    assert taken == [30, 30, 30]
 
 
 def test_hits_pass_walks_and_stalled_clients():

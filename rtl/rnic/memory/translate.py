@@ -101,6 +101,8 @@ class Translate(wiring.Component):
         m.submodules.store = store = memory.Memory(shape=self._item, depth=REQUESTS, init=[])
         m.submodules.waiting = waiting = StreamFifo(range(REQUESTS), REQUESTS)
         store_write, store_read = store.write_port(), store.read_port()
+        grant = Signal(self.client_bits)  # client whose request may come in
+        asked = Signal(n)  # the same, one bit per client
 
         held = Signal(REQUESTS)  # places of `store` in use
         handle = Signal(range(REQUESTS))
@@ -110,6 +112,7 @@ class Translate(wiring.Component):
 
         # A walk's answer needs a cycle in which the pipe gives none: leave a gap when there is none on its way.
         gap = Signal()
+        open_now = Signal()  # a new request may come in
         take_new = Signal()
         take_again = Signal()
         again_ready = Signal()
@@ -117,22 +120,27 @@ class Translate(wiring.Component):
         m.d.comb += [
             gap.eq(walker.answer.valid & valid[1:].all()),
             take_again.eq(again_ready & ~gap),
-            take_new.eq(turn.requests.any() & ~held.all() & ~again_ready & ~gap),
-            turn.advance.eq(take_new),
-            new.client.eq(turn.grant),
+            open_now.eq(~held.all() & ~again_ready & ~gap),
+            take_new.eq((turn.requests & asked).any() & open_now),
+            turn.advance.eq(open_now & turn.requests.any()),
+            new.client.eq(grant),
             new.handle.eq(handle),
             store_write.addr.eq(handle),
             store_write.data.eq(new),
             store_write.en.eq(take_new),
         ]
+        # The choice is made a cycle ahead and kept while nothing may come in.
+        with m.If(turn.advance):
+            m.d.sync += grant.eq(turn.grant)
         room = Signal(n)
         for i, (name, _) in enumerate(self.clients):
             request = getattr(self, name).request
             m.d.comb += [
                 turn.requests[i].eq(request.valid & room[i]),
-                request.ready.eq(take_new & (turn.grant == i)),
+                asked[i].eq(grant == i),
+                request.ready.eq(open_now & room[i] & asked[i]),
             ]
-            with m.If(turn.grant == i):
+            with m.If(asked[i]):
                 m.d.comb += [
                     new.request[field].eq(request.payload[field])
                     for field in ("tag", "ring", "key", "pd", "rights", "va", "length")
