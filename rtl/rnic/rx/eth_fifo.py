@@ -70,7 +70,9 @@ class EthFifo(wiring.Component):
                 m.d.sync += write_at.eq(write_at + 1)
 
         latched, out_free, fetch = Signal(), Signal(), Signal()
+        out_beat = Signal(Beat(self.width), reset_less=True)  # no reset: the memory's output goes straight into it
         m.d.comb += [
+            self.o.payload.eq(out_beat),
             out_free.eq(~self.o.valid | self.o.ready),
             fetch.eq((read_at != commit_at) & (~latched | out_free)),
             read_port.addr.eq(read_at),
@@ -81,7 +83,7 @@ class EthFifo(wiring.Component):
         with m.Elif(out_free):
             m.d.sync += latched.eq(0)
         with m.If(out_free):
-            m.d.sync += [self.o.valid.eq(latched), self.o.payload.eq(read_port.data)]
+            m.d.sync += [self.o.valid.eq(latched), out_beat.eq(read_port.data)]
 
         watch(m, "o", self.o)
         m.d.sync += Assert(used <= self.depth, Format("EthFifo: {} beats used of {}", used, self.depth))

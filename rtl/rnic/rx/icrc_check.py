@@ -81,7 +81,8 @@ class IcrcCheck(wiring.Component):
     ``valid``: 3 for a bus of 256 bits and more (register step and compare in one cycle, about 6 LUT6 levels), 4 below.
 
     Parameters: ``width`` of the bus in bits.
-    Members: ``valid``, ``beat``, ``index``, ``info`` (FrameInfo as of the beat) in; ``o_data``, the beat with masked
+    Members: ``valid``, ``beat``, ``index``, ``info`` (FrameInfo as of the beat) in; ``valid_2``, ``beat_2``, the same one
+    cycle later; ``o_data``, the beat with masked
     header fields all ones and everything outside the datagram zero; ``short``, the beat ends the frame before the
     datagram ends (R-FRM-1); ``good``, the ICRC of the frame is right (meaningful for a last beat that is not short).
     """
@@ -95,6 +96,8 @@ class IcrcCheck(wiring.Component):
             "beat": In(Beat(width)),
             "index": In(range(index_limit(width) + 1)),
             "info": In(FrameInfo),
+            "valid_2": Out(1),
+            "beat_2": Out(Beat(width)),
             "o_data": Out(width),
             "short": Out(1),
             "good": Out(1),
@@ -111,33 +114,31 @@ class IcrcCheck(wiring.Component):
             for variant in VARIANTS:
                 with m.Case(variant.vlan << 1 | variant.ipv6):
                     m.d.comb += base.eq(variant.length_base - load_index * self.lanes)
-        left = Signal(17)
+        left, left_at_load = Signal(17), Signal(17)
+        full = Signal()  # this beat lies inside the datagram: left >= lanes, kept as a register because it is wide
         load = Signal()
-        valid_2, index_2, info_2 = Signal(), Signal.like(self.index), Signal(FrameInfo)
-        data_2, last_2, load_2 = Signal(self.width), Signal(), Signal()
+        valid_2, index_2, info_2, load_2 = self.valid_2, Signal.like(self.index), Signal(FrameInfo), Signal()
         count, count_2 = Signal(lane_bits + 1), Signal(lane_bits + 1)
-        m.d.comb += load.eq(self.index == load_index)
+        m.d.comb += [load.eq(self.index == load_index), left_at_load.eq(base + self.info.ip_length)]
         for bit in range(lane_bits + 1):  # thermometer to binary: bit b counts the multiples of 2^b, modulo 2
             step = 1 << bit
             m.d.comb += count[bit].eq(Cat(self.beat.keep[k - 1] for k in range(step, self.lanes + 1, step)).xor())
         m.d.sync += valid_2.eq(self.valid)
         with m.If(self.valid):
             m.d.sync += [
-                index_2.eq(self.index), info_2.eq(self.info), data_2.eq(self.beat.data), last_2.eq(self.beat.last),
-                count_2.eq(count), load_2.eq(load),
+                index_2.eq(self.index), info_2.eq(self.info), self.beat_2.eq(self.beat), count_2.eq(count),
+                load_2.eq(load),
             ]  # fmt: skip
             with m.If(load):
-                m.d.sync += left.eq(base + self.info.ip_length)
+                m.d.sync += [left.eq(left_at_load), full.eq(left_at_load[lane_bits:].any())]
             with m.Elif(self.index < load_index):
-                m.d.sync += left.eq(~0)  # the datagram has not begun or its length is not known: do not cut
+                m.d.sync += full.eq(1)  # the datagram has not begun or its length is not known: do not cut
             with m.Else():
-                m.d.sync += left.eq(Mux(left[lane_bits:].any(), left - self.lanes, 0))
+                m.d.sync += [left.eq(Mux(full, left - self.lanes, 0)), full.eq(left[lane_bits + 1 :].any())]
 
         # Stage 2: mask.
-        full = Signal()
         masked = Signal(self.width)
-        m.d.comb += full.eq(left[lane_bits:].any())
-        self._mask(m, masked, data_2, index_2, info_2)
+        self._mask(m, masked, self.beat_2.data, index_2, info_2)
         groups = self.lanes // 4
         keep_group = Signal(groups + 1)  # group g is lanes 4g-2 to 4g+1
         m.d.comb += keep_group[0].eq(full | left[:lane_bits].any())
@@ -155,7 +156,7 @@ class IcrcCheck(wiring.Component):
             m.d.sync += [
                 self.o_data.eq(cut), index_3.eq(index_2), vlan_3.eq(info_2.vlan),
                 inside_3.eq(full | left[:lane_bits].any()),
-                self.short.eq(last_2 & (left[lane_bits + 1 :].any() | (left[: lane_bits + 1] > count_2))),
+                self.short.eq(self.beat_2.last & (left[lane_bits + 1 :].any() | (left[: lane_bits + 1] > count_2))),
             ]  # fmt: skip
             with m.If(load_2):
                 m.d.sync += end.eq(left[2:lane_bits])

@@ -5,10 +5,11 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from rnic.records import RxDrop
+from rnic.records import Probe, ProbeEvent, RxDrop
 from rnic.rx.capture import HeaderCapture, RawHeader
 from rnic.rx.eth_fifo import EthFifo
 from rnic.rx.header import RxHeader
+from rnic.rx.header_queue import HeaderQueue
 from rnic.rx.icrc_check import IcrcCheck, IpChecksum
 from rnic.rx.payload_align import MAX_PAYLOAD, PayloadAlign, PayloadGeometry, PayloadWord
 from rnic.stream.beat import Beat
@@ -37,6 +38,7 @@ class Parser(wiring.Component):
     - ``eth``: stream of Beat, frames that are not RoCEv2, whole and unchanged. Never blocks ``i``: stored in a FIFO of
       two largest frames (`EthFifo`), dropped when they do not fit.
     - ``drop``: ``valid`` for one cycle, with ``cause``, for each frame that went neither way, RoCEv2 or not.
+    - ``probe_in``: FRAME_IN when ``hdr`` is taken; ``probe_drop``: FRAME_DROPPED with ``drop``.
 
     Timing: a beat per cycle, no idle cycle between frames; from the last beat taken to ``hdr.valid`` 6 cycles at 256 and
     512 bits, 7 below. ``i.ready`` comes from a register; it falls when ``hdr`` or ``payload`` are not taken for long.
@@ -54,6 +56,8 @@ class Parser(wiring.Component):
             "payload": Out(stream.Signature(Beat(data_width))),
             "eth": Out(stream.Signature(Beat(data_width))),
             "drop": Out(data.StructLayout({"valid": 1, "cause": RxDrop})),
+            "probe_in": Out(Probe()),
+            "probe_drop": Out(Probe()),
         })
 
     def elaborate(self, platform):
@@ -67,13 +71,13 @@ class Parser(wiring.Component):
         m.submodules.geometry = geometry = PayloadGeometry()
         m.submodules.align = align = PayloadAlign(width)
         m.submodules.eth_fifo = eth_fifo = EthFifo(width, self.eth_depth)
-        m.submodules.header_fifo = header_fifo = StreamFifo(RawHeader, header_depth)
+        m.submodules.header_queue = header_queue = HeaderQueue(RawHeader, header_depth)
         m.submodules.payload_fifo = payload_fifo = StreamFifo(PayloadWord(width), payload_depth)
 
-        # Intake. The pipeline cannot stop, so there is room in the FIFOs for all that is in it when ready falls: three
-        # beats on the way to the header FIFO, seven to the payload FIFO.
+        # Intake. The pipeline cannot stop, so there is room in the FIFOs for all that is in it when ready falls: four
+        # beats on the way to the header queue, seven to the payload FIFO.
         ready = Signal()
-        m.d.sync += ready.eq((header_fifo.level <= header_depth - 3) & (payload_fifo.level <= payload_depth - 7))
+        m.d.sync += ready.eq((header_queue.level <= header_depth - 4) & (payload_fifo.level <= payload_depth - 7))
         m.d.comb += [
             self.i.ready.eq(ready),
             capture.valid.eq(self.i.valid & ready),
@@ -89,27 +93,31 @@ class Parser(wiring.Component):
             checksum.vlan.eq(info_1.vlan),
             icrc.valid.eq(valid_1), icrc.beat.eq(beat_1), icrc.index.eq(capture.o_index), icrc.info.eq(info_1),
             geometry.info.eq(info_1),
-            header_fifo.i.valid.eq(capture.raw_done & info_1.roce),
-            header_fifo.i.payload.eq(capture.raw),
-            eth_fifo.valid.eq(valid_1), eth_fifo.beat.eq(beat_1), eth_fifo.commit.eq(~info_1.roce & ~beat_1.err),
+            header_queue.write.eq(capture.raw_done),
+            header_queue.item.eq(capture.raw),
         ]  # fmt: skip
-        wiring.connect(m, eth_fifo.o, wiring.flipped(self.eth))
 
         # Stages 2 and 3: lengths, checksum, masked data.
-        early = data.StructLayout({"last": 1, "roce": 1, "mac_error": 1, "overflow": 1, "bad_ip": 1, "bad_bth": 1})
+        early = data.StructLayout({"last": 1, "roce": 1, "mac_error": 1, "bad_ip": 1, "bad_bth": 1})
         early_1 = Signal(early)
         m.d.comb += [
             early_1.last.eq(last_1), early_1.roce.eq(info_1.roce), early_1.mac_error.eq(beat_1.err),
-            early_1.overflow.eq(eth_fifo.overflow), early_1.bad_ip.eq(info_1.bad_ip),
+            early_1.bad_ip.eq(info_1.bad_ip),
             early_1.bad_bth.eq(info_1.bad_tver | (capture.raw.bth.dest_qpn == 0)),
         ]  # fmt: skip
         early_2, early_3 = Signal(early), Signal(early)
-        valid_2, valid_3, ipv6_2, ipv6_3 = (Signal(name=name) for name in ("valid_2", "valid_3", "ipv6_2", "ipv6_3"))
+        valid_3, ipv6_2, ipv6_3, overflow_3 = Signal(), Signal(), Signal(), Signal()
         index_2, index_3 = Signal.like(capture.o_index), Signal.like(capture.o_index)
         m.d.sync += [
-            early_2.eq(early_1), early_3.eq(early_2), valid_2.eq(valid_1), valid_3.eq(valid_2),
+            early_2.eq(early_1), early_3.eq(early_2), valid_3.eq(icrc.valid_2), overflow_3.eq(eth_fifo.overflow),
             ipv6_2.eq(info_1.ipv6), ipv6_3.eq(ipv6_2), index_2.eq(capture.o_index), index_3.eq(index_2),
         ]  # fmt: skip
+        m.d.comb += [
+            header_queue.wanted.eq(early_2.roce),
+            eth_fifo.valid.eq(icrc.valid_2), eth_fifo.beat.eq(icrc.beat_2),
+            eth_fifo.commit.eq(~early_2.roce & ~early_2.mac_error),
+        ]  # fmt: skip
+        wiring.connect(m, eth_fifo.o, wiring.flipped(self.eth))
         m.d.comb += [
             align.valid.eq(valid_3), align.data.eq(icrc.o_data), align.last.eq(early_3.last), align.index.eq(index_3),
             align.enable.eq(early_3.roce & geometry.fits & (geometry.length != 0)),
@@ -126,7 +134,7 @@ class Parser(wiring.Component):
         late_4, decided = Signal(late), Signal(late)
         m.d.sync += [
             late_4.last.eq(early_3.last), late_4.roce.eq(early_3.roce), late_4.mac_error.eq(early_3.mac_error),
-            late_4.overflow.eq(early_3.overflow),
+            late_4.overflow.eq(overflow_3),
             late_4.bad_ip.eq(early_3.bad_ip | (~ipv6_3 & ~checksum.ok)),  # R-FRM-4, R-FRM-5
             late_4.bad_length.eq(geometry.bad_length | icrc.short),  # R-FRM-1, R-FRM-2, R-FRM-3
             late_4.bad_bth.eq(early_3.bad_bth | ~geometry.known),
@@ -137,16 +145,27 @@ class Parser(wiring.Component):
             late_5 = Signal(late)
             m.d.sync += late_5.eq(decided)
             decided = late_5
-        self._verdict(m, decided, icrc.good, header_fifo, payload_fifo, header_depth, payload_depth)
+        self._verdict(m, decided, icrc.good, header_queue, payload_fifo, header_depth, payload_depth)
+
+        hdr = self.hdr.payload
+        m.d.comb += [
+            self.probe_in.valid.eq(self.hdr.valid & self.hdr.ready),
+            self.probe_in.event.eq(ProbeEvent.FRAME_IN),
+            self.probe_in.qpn.eq(hdr.dest_qpn), self.probe_in.psn.eq(hdr.psn), self.probe_in.opcode.eq(hdr.opcode),
+            self.probe_in.length.eq(hdr.payload_len),
+            self.probe_drop.valid.eq(self.drop.valid),
+            self.probe_drop.event.eq(ProbeEvent.FRAME_DROPPED),
+            self.probe_drop.opcode.eq(self.drop.cause.as_value()),
+        ]  # fmt: skip
 
         watch(m, "i", self.i)
         watch(m, "hdr", self.hdr)
         watch(m, "payload", self.payload)
-        for name, fifo in (("header", header_fifo), ("payload", payload_fifo)):
-            m.d.sync += Assert(~fifo.i.valid | fifo.i.ready, Format("Parser: {} FIFO overflows", name))
+        full = payload_fifo.i.valid & ~payload_fifo.i.ready
+        m.d.sync += Assert(~full, Format("Parser: payload FIFO overflows at level {}", payload_fifo.level))
         return m
 
-    def _verdict(self, m, late, icrc_good, header_fifo, payload_fifo, header_depth, payload_depth) -> None:
+    def _verdict(self, m, late, icrc_good, header_queue, payload_fifo, header_depth, payload_depth) -> None:
         """Stage 5: the verdict goes to the header's and to the payload's end; refused frames are reported."""
         m.submodules.header_verdict = header_verdict = StreamFifo(
             data.StructLayout({"ok": 1, "payload_len": 13}), header_depth
@@ -193,14 +212,14 @@ class Parser(wiring.Component):
         # Header and its verdict leave together.
         judged, header_taken = Signal(), Signal()
         m.d.comb += [
-            judged.eq(header_fifo.o.valid & header_verdict.o.valid),
+            judged.eq(header_queue.o.valid & header_verdict.o.valid),
             self.hdr.valid.eq(judged & header_verdict.o.payload.ok),
             header_taken.eq(judged & (self.hdr.ready | ~header_verdict.o.payload.ok)),
-            header_fifo.o.ready.eq(header_taken),
+            header_queue.o.ready.eq(header_taken),
             header_verdict.o.ready.eq(header_taken),
             self.hdr.payload.payload_len.eq(header_verdict.o.payload.payload_len),
         ]
-        self._header(m, header_fifo.o.payload)
+        self._header(m, header_queue.o.payload)
 
         # Payload beats pass, the last one waits for its verdict.
         word = payload_fifo.o.payload

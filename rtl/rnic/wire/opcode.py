@@ -263,8 +263,9 @@ def decode(m: Module, opcode, *, name: str = "opcode_flags") -> data.View:
     Every output bit is a function of the 8 opcode bits alone (one 256-entry table: two LUT6 or three LUT4 levels).
     """
     flags = Signal(OpcodeFlags, name=name)
-    with m.Switch(opcode):
-        for info in OPCODES.values():
-            with m.Case(info.opcode.value):
-                m.d.comb += flags.eq(OpcodeFlags.const(flags_of(info)))
+    rows = {info.opcode.value: OpcodeFlags.const(flags_of(info)).as_bits() for info in OPCODES.values()}
+    # One 256-bit truth table an output bit: synthesis makes shallower logic of it than of a Switch.
+    for bit in range(OpcodeFlags.size):
+        table = sum((row >> bit & 1) << value for value, row in rows.items())
+        m.d.comb += flags.as_value()[bit].eq(Const(table, 256).bit_select(opcode, 1))
     return flags
