@@ -181,6 +181,7 @@ def test_cumulative_acks(name, seed, stall):
             elif rng.random() < 0.2:
                 ghosts += 1
                 await bench.respond(ctx, n, q.nxt + rng.choice([0, 1, 1000, (1 << 23) - 1 - q.nxt + q.una]))
+                await bench.settle(ctx, 60)  # until it was looked at: later that PSN may have been sent
             elif rng.random() < 0.2:
                 await bench.respond(ctx, n, q.una - rng.choice([1, 2, 100, 1 << 22]))
             elif q.nxt > q.una:
@@ -427,7 +428,7 @@ def test_long_retire(signaled):
 
 
 def test_one_ack_per_message():
-    """An answer that retires one WQE takes at most 7 cycles."""
+    """An answer that retires one WQE takes at most 6 cycles."""
     p = Params(CONFIGS["hundred"].replace(num_qps=4))
     bench = Bench(p, {1: Qp()}, seeded(3))
 
@@ -438,7 +439,7 @@ def test_one_ack_per_message():
         start = bench.cycle
         for k in range(32):
             await bench.respond(ctx, 1, k)
-        assert bench.cycle - start <= 7 * 32
+        assert bench.cycle - start <= 6 * 32 + 4
         bench.qps[1].retire(32)
         await bench.settle(ctx)
         await bench.check(ctx, 1)

@@ -68,8 +68,9 @@ class Completer(wiring.Component):
     retired; ``qp_error``; ``free``, first packet-store cell of a response with payload; ``bad_response`` pulse; ``probe``
     (RESPONSE_IN), ``probe_retired`` (WQE_RETIRED, all endings).
 
-    Timing: 6 cycles for an answer that retires one WQE, 3 for each further one, 1 per flushed WQE. A job gives way after
-    ``TURN`` WQEs (an answer only when no other answer waits to go on). A full ``cqe`` stops this block alone.
+    Timing: one answer that retires one WQE per 6 cycles, 3 for each further WQE, 1 per flushed WQE. A job gives way after
+    ``TURN`` WQEs (an answer one later), unless another job of its kind did already or the next one is of the same QP. A full
+    ``cqe`` stops this block alone.
     """
 
     TURN = 16
@@ -135,6 +136,8 @@ class Completer(wiring.Component):
         self._working = Signal(name="working")
         self._idle = Signal(name="idle")
         self._start = Signal(name="start")
+        self._next = Signal(self._job_shape, name="next_job")  # chosen while the one before is worked on
+        self._next_valid = Signal(name="next_valid")
         self._again = {kind: Signal(self._job_shape, name=f"again_{kind.name.lower()}")
                        for kind in (JobKind.RESPONSE, JobKind.FLUSH)}  # fmt: skip
         self._again_valid = {kind: Signal(name=f"again_{kind.name.lower()}_valid") for kind in self._again}
@@ -148,9 +151,10 @@ class Completer(wiring.Component):
         bus = self.ctx.payload
         is_hot, hold, clear = Signal(), Signal(), Signal()
         self._failed_set = Signal(name="failed_set")
-        self._requested = Signal(name="requested")
         same = [self._again_valid[kind] & (bus.index == self._again[kind].qpn) for kind in self._again]
-        same += [self._working & (bus.index == self._job.qpn), self._idle & self._requested, self._failed_set]
+        same += [
+            self._working & (bus.index == self._job.qpn), self._next_valid & (bus.index == self._next.qpn), self._failed_set,
+        ]  # fmt: skip
         m.d.comb += [
             is_hot.eq(bus.table == CtxTable.COMPLETER_HOT),
             hold.eq(is_hot & Cat(same).any()),
@@ -169,9 +173,8 @@ class Completer(wiring.Component):
         m.submodules.turn = turn = RoundRobin(5)
         r, f, s = self.response, self.failure, self.flush
         again, waits = self._again, self._again_valid
-        response_held, free_ready = Signal(), Signal()
+        response_held, free_ready, take = Signal(), Signal(), Signal()
         chosen = Signal(self._job_shape)
-        self._chosen = chosen
         m.d.comb += [
             free_ready.eq(~self.free.valid | self.free.ready),
             # An answer must not overtake one of the same QP that gave way.
@@ -180,13 +183,17 @@ class Completer(wiring.Component):
                 r.valid & ~response_held & free_ready, f.valid, s.valid & ~waits[JobKind.FLUSH],
                 waits[JobKind.RESPONSE], waits[JobKind.FLUSH],
             )),
-            self._requested.eq(turn.requests.any()),
-            self._start.eq(self._idle & self._requested),
-            turn.advance.eq(self._start),
-            r.ready.eq(self._start & (turn.grant == 0)),
-            f.ready.eq(self._start & (turn.grant == 1)),
-            s.ready.eq(self._start & (turn.grant == 2)),
+            self._start.eq(self._idle & self._next_valid),
+            take.eq(turn.requests.any() & (~self._next_valid | self._start)),
+            turn.advance.eq(take),
+            r.ready.eq(take & (turn.grant == 0)),
+            f.ready.eq(take & (turn.grant == 1)),
+            s.ready.eq(take & (turn.grant == 2)),
         ]  # fmt: skip
+        with m.If(self._start):
+            m.d.sync += [self._next_valid.eq(0), self._job.eq(self._next)]
+        with m.If(take):
+            m.d.sync += [self._next_valid.eq(1), self._next.eq(chosen)]
         with m.Switch(turn.grant):
             with m.Case(0):
                 m.d.comb += [
@@ -206,10 +213,8 @@ class Completer(wiring.Component):
                 m.d.comb += chosen.eq(again[JobKind.RESPONSE])
             with m.Case(4):
                 m.d.comb += chosen.eq(again[JobKind.FLUSH])
-        with m.If(self._start):
-            m.d.sync += self._job.eq(chosen)
         for grant, kind in ((3, JobKind.RESPONSE), (4, JobKind.FLUSH)):
-            with m.If(self._start & (turn.grant == grant)):
+            with m.If(take & (turn.grant == grant)):
                 m.d.sync += waits[kind].eq(0)
         with m.If(self.free.ready):
             m.d.sync += self.free.valid.eq(0)
@@ -238,14 +243,17 @@ class Completer(wiring.Component):
         flush_left, age, failed_age = Signal(16), Signal(16), Signal(16)
         retired = Signal(range(self.TURN + 1))
         progress = Signal()
+        give_way = Signal()  # the turn is over, there is a slot to wait in, and no job of this QP would overtake
         m.d.comb += [
-            qpn_now.eq(Mux(self._idle, self._chosen.qpn, job.qpn)),
+            qpn_now.eq(Mux(self._idle, self._next.qpn, job.qpn)),
             cfg_table.read_index_0.eq(qpn_now),
             table.read_index_0.eq(qpn_now),
             self._failed_read.addr.eq(qpn_now),
             self.hot_addr.eq(qpn_now),
         ]
         m.d.sync += failed_read.eq(self._failed_read.data)
+        slot_taken = Mux(job.kind == JobKind.FLUSH, self._again_valid[JobKind.FLUSH], self._again_valid[JobKind.RESPONSE])
+        m.d.comb += give_way.eq((retired == self.TURN) & ~slot_taken & ~(self._next_valid & (self._next.qpn == job.qpn)))
 
         # ---- output registers
         cqe_free, wake_free = Signal(), Signal()
@@ -292,6 +300,7 @@ class Completer(wiring.Component):
                 self.probe_retired.opcode.eq(status),
                 index.eq(next_index),
                 next_index.eq(next_index + 1),
+                retired.eq(Mux(retired == self.TURN, self.TURN, retired + 1)),
             ]
 
         # ---- what the answer says
@@ -399,12 +408,12 @@ class Completer(wiring.Component):
                 with m.Elif(covered & exists):  # R-RSP-2
                     with m.If(cqe_free & wake_free):
                         report(WcStatus.SUCCESS, VendorError.NONE, byte_len=entry.length, make_cqe=entry.signaled)  # R-CQ-1
-                        m.d.sync += [progress.eq(1), retired.eq(retired + 1), hot.una.eq(entry.last_psn + 1)]
+                        m.d.sync += [progress.eq(1), hot.una.eq(entry.last_psn + 1)]
                         m.next = "FETCH"
                         with m.If(is_ack & exact & ~failed_next):
                             finish(next_index, job.psn + 1)
                             wake()
-                        with m.Elif((retired == self.TURN - 1) & ~self._again_valid[JobKind.RESPONSE]):
+                        with m.Elif(give_way):
                             m.next = "GIVE_WAY"
                 with m.Elif(is_nak):
                     m.next = "ERROR"
@@ -424,11 +433,11 @@ class Completer(wiring.Component):
             with m.State("FLUSH"):
                 with m.If(flush_left == 0):
                     finish(index, hot.una)
-                with m.Elif(retired == self.TURN):
+                with m.Elif(give_way):
                     m.next = "GIVE_WAY"
                 with m.Elif(cqe_free):
                     report(WcStatus.WR_FLUSH_ERR, VendorError.NONE, opcode=WcOpcode.SEND)  # R-ERR-2, R-ERR-3, R-ERR-4
-                    m.d.sync += [flush_left.eq(flush_left - 1), retired.eq(retired + 1)]
+                    m.d.sync += flush_left.eq(flush_left - 1)
             with m.State("GIVE_WAY"):
                 with m.If(wake_free):
                     finish(index, hot.una)

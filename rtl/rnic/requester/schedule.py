@@ -169,14 +169,13 @@ class Scheduler(wiring.Component):
         state = Signal(QpState)
         index, tail, pending, used, ahead, done = (Signal(16, name=n) for n in
                                                    ("index", "tail", "pending", "used", "ahead", "done"))  # fmt: skip
-        ring, position = Signal(16), Signal(16)  # entries of the ring (1..2^15), place of `index` in it
-        ring_left = Signal(16)
+        ring, ring_left = Signal(16), Signal(16)  # entries of the ring (1..2^15), from `index` to its end
         page_left = Signal(range(PAGE_BYTES // 64 + 1))
         capacity = Signal(range(p.sq_outstanding + 1))
         room = Signal(range(p.sq_outstanding + 1))
         overrun = Signal()
-        limit, near = Signal(p.wqe_batch_bits), Signal(p.wqe_batch_bits)
-        count = Signal(p.wqe_batch_bits)
+        page_near, ring_near, near, count = (Signal(p.wqe_batch_bits, name=n) for n in
+                                             ("page_near", "ring_near", "near", "count"))  # fmt: skip
         log_sq, log_stride, epoch = Signal(4), Signal(4), Signal(8)
         cfg_now, fetch_now, producer_now = cfg.read_0, sq_fetch.read_0, producer.read_0
 
@@ -229,25 +228,27 @@ class Scheduler(wiring.Component):
                     used.eq(fetch_now.index - self.done_index),
                     ahead.eq(producer_now.value[:16] - self.done_index),
                     ring.eq(1 << cfg_now.log_sq),
-                    position.eq(fetch_now.index & ((1 << cfg_now.log_sq) - 1)),
+                    ring_left.eq((~fetch_now.index & ((1 << cfg_now.log_sq) - 1)) + 1),
                     page_left.eq(Mux(cfg_now.log_stride == 7, 32 - fetch_now.index[:5], 64 - fetch_now.index[:6])),
                 ]
                 m.next = "LIMITS"
             with m.State("LIMITS"):
-                m.d.comb += capacity.eq(at_most(ring, p.sq_outstanding))
+                m.d.comb += [
+                    capacity.eq(at_most(ring, p.sq_outstanding)),
+                    page_near.eq(at_most(page_left, p.wqe_batch)),
+                    ring_near.eq(at_most(ring_left, p.wqe_batch)),
+                ]
                 m.d.sync += [
-                    ring_left.eq(ring - position),
                     room.eq(Mux(used < capacity, capacity - used, 0)),
-                    near.eq(at_most(page_left, p.wqe_batch)),
+                    near.eq(Mux(page_near < ring_near, page_near, ring_near)),
                     overrun.eq(ahead > ring),
                 ]
                 m.next = "COUNT"
             with m.State("COUNT"):
-                m.d.comb += limit.eq(Mux(ring_left < near, ring_left, near))
-                m.d.sync += count.eq(limit)
-                with m.If((pending < room) & (pending < limit)):
+                m.d.sync += count.eq(near)
+                with m.If((pending < room) & (pending < near)):
                     m.d.sync += count.eq(pending)
-                with m.Elif(room < limit):
+                with m.Elif(room < near):
                     m.d.sync += count.eq(room)
                 m.next = "GRANT"
             with m.State("GRANT"):
