@@ -17,7 +17,7 @@ class EthFifo(wiring.Component):
     A frame becomes visible when its last beat has been written with ``commit``; without, or when it did not fit, nothing
     of it remains. A frame larger than the FIFO never fits.
 
-    Timing: takes a beat every cycle, always; a frame's first beat is offered four cycles after its last was taken; one
+    Timing: takes a beat every cycle, always; a frame's first beat is offered three cycles after its last was taken; one
     beat per cycle out. Frames keep their order.
 
     Parameters: ``width`` of the bus in bits; ``depth`` in beats, a power of two. Raises ValueError.

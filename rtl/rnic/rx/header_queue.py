@@ -13,7 +13,7 @@ class HeaderQueue(wiring.Component):
 
     So the decision does not drive the enables of a very wide memory.
 
-    Timing: an item is offered four cycles after ``write``; one item per cycle in and out. Order is kept.
+    Timing: an item is offered three cycles after ``write``; one item per cycle in and out. Order is kept.
 
     Parameters: ``shape``, the item; ``depth`` in items, a power of two (ValueError).
     Members: ``write`` and ``item``; ``wanted``, one cycle behind ``write``; ``level``, items counted, from a register; ``o``,
