@@ -12,8 +12,9 @@ from ..stream.fifo import StreamFifo
 
 __all__ = ["WqeFetch"]
 
-RING_ALIGN_BITS = 6  # a ring starts at a multiple of 64 bytes: every WQE then is whole bus words
+RING_ALIGN_BITS = 6  # a ring starts at a multiple of 64 bytes: every WQE then is whole bus words, every host read whole units
 MAX_SLOTS = 8
+UNIT_BITS = 512  # a WQE is one or two units
 
 
 class WqeFetch(wiring.Component):
@@ -21,12 +22,12 @@ class WqeFetch(wiring.Component):
 
     A job waits in one of up to 8 slots for its translation; jobs of other QPs overtake it, jobs of one QP keep their order.
     A translated job becomes a host read (two or more when the translation is good for less than the job: nothing else is
-    issued in between), and its words are held back until the last one: a read error marks *every* WQE of the job with
+    issued in between), and its data is held back until the last word: a read error marks *every* WQE of the job with
     ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does.
 
     Ports: ``job``; ``xlate`` (client, ring entries), ``read`` (client); ``wqe``; ``probe`` (WQE_FETCH, one per host read).
 
-    Timing: 1 cycle from a job to its translation request, 2 from the response to the read command, 3 from a job's last word
+    Timing: 1 cycle from a job to its translation request, 3 from the response to the read command, 2 from a job's last word
     to its first WQE. One job per 2 cycles, one bus word per cycle in and out (a 64-byte WQE per cycle at 512 bits). A slow
     consumer stops the words, then the commands.
     """
@@ -49,15 +50,15 @@ class WqeFetch(wiring.Component):
         self._job_shape = data.StructLayout({
             "qpn": p.qpn_bits, "index": 16, "count": p.wqe_batch_bits, "epoch": 8, "wide": 1,
         })  # fmt: skip
-        self._max_words = p.wqe_batch * 128 // p.lanes
-        token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "words": range(self._max_words + 1)})
+        self._max_units = 2 * p.wqe_batch  # of 64 bytes, in a job
+        token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "units": range(self._max_units + 1)})
         piece_shape = data.StructLayout({"job": self._job_shape, "error": 1, "end": 1})
         m.submodules.pieces = pieces = StreamFifo(piece_shape, p.desc_depth)
-        m.submodules.words = words = StreamFifo(unsigned(p.data_width), 2 * self._max_words)
+        m.submodules.units = units = StreamFifo(unsigned(UNIT_BITS), 2 * self._max_units)
         m.submodules.tokens = tokens = StreamFifo(token_shape, p.desc_depth)
         self._elaborate_translate(m, pieces.i)
-        self._elaborate_words(m, pieces.o, words.i, tokens.i)
-        self._elaborate_assemble(m, words.o, tokens.o)
+        self._elaborate_words(m, pieces.o, units.i, tokens.i)
+        self._elaborate_assemble(m, units.o, tokens.o)
         return m
 
     def _elaborate_translate(self, m, piece):
@@ -185,76 +186,79 @@ class WqeFetch(wiring.Component):
             self.probe.length.eq(Mux(whole, chosen.left, chosen.span)),
         ]
 
-    def _elaborate_words(self, m, piece, words, token):
-        """Words go into their FIFO; a token follows when a job has all of its words, or none will come."""
+    def _elaborate_words(self, m, piece, unit, token):
+        """Bus words become units in their FIFO; a token follows when a job has all of its units, or none will come."""
         p = self.p
+        beats = UNIT_BITS // p.data_width
         word = self.read.word
-        count = Signal(range(self._max_words + 1))
+        gathered = Signal(UNIT_BITS)  # the words of this unit so far, the newest on top
+        beat = Signal(range(beats + 1))
+        count = Signal(range(self._max_units + 1))
         failed = Signal()
-        take = Signal()
-        ends = Signal()
+        take, unit_done, ends = Signal(), Signal(), Signal()
         m.d.comb += [
-            word.ready.eq(piece.valid & ~piece.payload.error & words.ready & token.ready),
+            word.ready.eq(piece.valid & ~piece.payload.error & unit.ready & token.ready),
             take.eq(word.ready & word.valid),
-            words.valid.eq(take),
-            words.payload.eq(word.payload.data),
+            unit_done.eq(take & (beat == beats - 1)),
+            unit.valid.eq(unit_done),
+            unit.payload.eq(Cat(gathered, word.payload.data)[p.data_width :]),
             ends.eq(Mux(piece.payload.error, piece.valid & token.ready, take & word.payload.last)),
             piece.ready.eq(ends),
             token.valid.eq(ends & piece.payload.end),
             token.payload.job.eq(piece.payload.job),
             token.payload.error.eq(piece.payload.error | failed | (take & word.payload.err)),
-            token.payload.words.eq(count + take),
+            token.payload.units.eq(count + unit_done),
         ]
+        with m.If(take):
+            m.d.sync += [gathered.eq(unit.payload), beat.eq(Mux(unit_done, 0, beat + 1))]
         with m.If(token.valid):
             m.d.sync += [count.eq(0), failed.eq(0)]
-        with m.Elif(take):
-            m.d.sync += [count.eq(count + 1), failed.eq(failed | (word.payload.last & word.payload.err))]
+        with m.Else():
+            m.d.sync += [count.eq(count + unit_done), failed.eq(failed | (take & word.payload.last & word.payload.err))]
         with m.If(take):
             m.d.sync += [
                 Assert((word.payload.first == 0) & (word.payload.count == p.lanes),
                        Format("WqeFetch: word of {} bytes from lane {}", word.payload.count, word.payload.first)),
+                Assert(~word.payload.last | unit_done, Format("WqeFetch: host read ends inside a WQE")),
             ]
 
-    def _elaborate_assemble(self, m, words, token):
-        """Words to WQEs; the words of a failed job are thrown away first."""
-        p = self.p
-        beats = 64 // p.lanes  # bus words of half a WQE
+    def _elaborate_assemble(self, m, units, token):
+        """Units to WQEs; the units of a failed job are thrown away first."""
         out = self.wqe
         job = token.payload.job
         wqe = out.payload.wqe
-        lower, upper = wqe[:512], wqe[512:]
-        beat = Signal(range(2 * beats))
-        done = Signal(p.wqe_batch_bits)  # WQEs of this job already out
-        dropped = Signal(range(self._max_words + 1))
-        drained = Signal()
-        free, step, last_beat, emit = Signal(), Signal(), Signal(), Signal()
+        second = Signal()  # the upper half of a 128-byte WQE comes next
+        done = Signal(self.p.wqe_batch_bits)  # WQEs of this job already out
+        dropped = Signal(range(self._max_units + 1))
+        drained, drop = Signal(), Signal()
+        free, step, emit = Signal(), Signal(), Signal()
         m.d.comb += [
             free.eq(~out.valid | out.ready),
-            last_beat.eq(beat == Mux(job.wide, 2 * beats - 1, beats - 1)),
-            drained.eq(dropped == token.payload.words),
+            drained.eq(dropped == token.payload.units),
         ]
         with m.If(token.payload.error):
             m.d.comb += [
-                words.ready.eq(token.valid & ~drained),
+                units.ready.eq(token.valid & ~drained),
+                drop.eq(units.valid & units.ready),
                 emit.eq(token.valid & drained & free),
             ]
         with m.Else():
             m.d.comb += [
-                words.ready.eq(token.valid & free),
-                step.eq(words.valid & words.ready),
-                emit.eq(step & last_beat),
+                units.ready.eq(token.valid & free),
+                step.eq(units.valid & units.ready),
+                emit.eq(step & (~job.wide | second)),
             ]
         m.d.comb += token.ready.eq(emit & (done + 1 == job.count))
 
         with m.If(out.ready):
             m.d.sync += out.valid.eq(0)
         with m.If(step):
-            m.d.sync += beat.eq(Mux(last_beat, 0, beat + 1))
-            with m.If(beat < beats):
-                m.d.sync += [lower.eq(Cat(lower, words.payload)[p.data_width :]), upper.eq(0)]
+            m.d.sync += second.eq(job.wide & ~second)
+            with m.If(second):
+                m.d.sync += wqe[UNIT_BITS:].eq(units.payload)
             with m.Else():
-                m.d.sync += upper.eq(Cat(upper, words.payload)[p.data_width :])
-        with m.If(token.payload.error & words.valid & words.ready):
+                m.d.sync += wqe.eq(units.payload)
+        with m.If(drop):
             m.d.sync += dropped.eq(dropped + 1)
         with m.If(emit):
             m.d.sync += [
