@@ -8,11 +8,12 @@ from amaranth.lib.wiring import In, Out
 from ..abi import RESPONDER_HOT, CtxTable, VendorError, WcOpcode, WcStatus
 from ..config import Params
 from ..records import AckJob, CqeRequest, CtxBus, Probe, ProbeEvent, QpError
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
 from .records import JobKind, Placed
 
-__all__ = ["Ack", "Complete", "Completion"]
+__all__ = ["Ack", "Collect", "Complete", "Completion", "Finished"]
 
 RQ_INDEX_WORD = RESPONDER_HOT.fields["rq_index"].offset // 32
 
@@ -85,6 +86,55 @@ class Ack(wiring.Component):
         return m
 
 
+class Finished(data.StructLayout):
+    """A job with all its write responses; ``bus_error``: one of them was an error."""
+
+    def __init__(self, p: Params):
+        super().__init__({**dict(Placed(p).members), "bus_error": 1})
+
+
+class Collect(wiring.Component):
+    """Waits for the write responses of each job, in order.
+
+    Timing: 1 cycle per write command, at least 1 per job; ``i.ready`` follows ``o.ready``.
+
+    Members: ``i`` Placed, ``done`` in; ``o`` Finished out: streams.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "i": In(stream.Signature(Placed(p))),
+            "done": In(stream.Signature(1)),
+            "o": Out(stream.Signature(Finished(p))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        job = Signal(Placed(self.p))
+        held = Signal()
+        left = Signal(4)  # responses of `job` to come
+        error = Signal()
+        final = Signal()
+        complete = Signal()
+        leave = Signal()
+        m.d.comb += [
+            final.eq((left == 1) & self.done.valid),
+            complete.eq((left == 0) | final),
+            self.o.valid.eq(held & complete),
+            *(self.o.p[name].eq(job[name]) for name in Placed(self.p).members),
+            self.o.p.bus_error.eq(error | (final & self.done.payload)),
+            leave.eq(self.o.valid & self.o.ready),
+            self.i.ready.eq(~held | leave),
+            self.done.ready.eq(held & ((left > 1) | ((left == 1) & self.o.ready))),
+        ]
+        with m.If(self.done.valid & self.done.ready):
+            m.d.sync += [left.eq(left - 1), error.eq(error | self.done.payload)]
+        with m.If(self.i.ready):
+            m.d.sync += [held.eq(self.i.valid), job.eq(self.i.payload), left.eq(self.i.p.writes), error.eq(0)]
+        return m
+
+
 class Completion(data.StructLayout):
     """Per-QP state of `Complete`: counter of the next receive WQE to complete; ``dead``: the QP failed."""
 
@@ -125,12 +175,17 @@ class Complete(wiring.Component):
         p = self.p
         m = Module()
         m.submodules.waiting = waiting = StreamFifo(Placed(p), 2 * p.desc_depth)
-        m.submodules.states = states = Lookup(Placed(p), Completion(), p.num_qps)
+        m.submodules.collect = collect = Collect(p)
+        m.submodules.finished = finished = SkidBuffer(Finished(p))
+        m.submodules.states = states = Lookup(Finished(p), Completion(), p.num_qps)
         m.submodules.cqes = cqes = StreamFifo(CqeRequest(p), p.desc_depth)
         m.submodules.errors = errors = StreamFifo(QpError(p), p.desc_depth)
         m.submodules.poisons = poisons = StreamFifo(self.poison.payload.shape(), 2)
         wiring.connect(m, wiring.flipped(self.i), waiting.i)
-        wiring.connect(m, waiting.o, states.i)
+        wiring.connect(m, waiting.o, collect.i)
+        wiring.connect(m, wiring.flipped(self.done), collect.done)
+        wiring.connect(m, collect.o, finished.i)
+        wiring.connect(m, finished.o, states.i)
         wiring.connect(m, cqes.o, wiring.flipped(self.cqe))
         wiring.connect(m, errors.o, wiring.flipped(self.qp_error))
         wiring.connect(m, poisons.o, wiring.flipped(self.poison))
@@ -146,27 +201,15 @@ class Complete(wiring.Component):
         ]
 
         job, state = states.o.p.job, states.o.p.state
-        counted = Signal(4)  # write responses taken
-        missing = Signal(4)
-        bus_error = Signal()  # among those taken
-        failed = Signal()  # among all of the job's
-        all_in = Signal()
         room = Signal()
         done = Signal()
         m.d.comb += [
-            missing.eq(job.writes - counted),
-            all_in.eq((missing == 0) | ((missing == 1) & self.done.valid)),
-            failed.eq(bus_error | ((missing == 1) & self.done.valid & self.done.payload)),
             room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready),
-            self.done.ready.eq(states.o.valid & ((missing > 1) | ((missing == 1) & done))),
             states.o.ready.eq(done),
         ]
-        with m.If(done):
-            m.d.sync += [counted.eq(0), bus_error.eq(0)]
-        with m.Elif(self.done.valid & self.done.ready):
-            m.d.sync += [counted.eq(counted + 1), bus_error.eq(bus_error | self.done.payload)]
 
         flush_next = Signal(16)
+        after = Signal(16)
         cqe = cqes.i
         m.d.comb += [
             cqe.p.cqn.eq(job.cqn),
@@ -177,12 +220,13 @@ class Complete(wiring.Component):
             poisons.i.p.qpn.eq(job.qpn),
             poisons.i.p.state.eq(1),
             states.update_state.eq(state),
+            after.eq(state.next + 1),
             self.drained_qpn.eq(job.qpn),
         ]
         with m.FSM(name="complete"):
             with m.State("Jobs"):
                 m.d.sync += flush_next.eq(state.next)
-                with m.If(states.o.valid & all_in & room):
+                with m.If(states.o.valid & room):
                     with m.If(job.kind == JobKind.FLUSH):
                         with m.If(job.complete):
                             m.next = "Flush"
@@ -191,10 +235,10 @@ class Complete(wiring.Component):
                     with m.Else():
                         m.d.comb += done.eq(1)
                         with m.If(~state.dead):
-                            self._finish(m, job, failed, cqe, errors.i, poisons.i)
+                            self._finish(m, job, cqe, errors.i, poisons.i)
                         m.d.comb += [
                             states.update.eq(cqe.valid | errors.i.valid),
-                            states.update_state.next.eq(state.next + cqe.valid),
+                            states.update_state.next.eq(Mux(cqe.valid, after, state.next)),
                             states.update_state.dead.eq(state.dead | errors.i.valid),
                         ]
                         m.d.sync += Assert(
@@ -216,7 +260,7 @@ class Complete(wiring.Component):
                     m.d.sync += flush_next.eq(flush_next + cqe.ready)
         return m
 
-    def _finish(self, m, job, failed, cqe, error, poison):
+    def _finish(self, m, job, cqe, error, poison):
         """What a packet's job does to its receive WQE and its QP."""
         with m.If(job.fatal):  # 8.2
             m.d.comb += [
@@ -225,7 +269,7 @@ class Complete(wiring.Component):
                 cqe.p.status.eq(job.status),
                 cqe.p.vendor_err.eq(job.vendor_err),
             ]
-        with m.Elif(failed):
+        with m.Elif(job.bus_error):
             m.d.comb += [
                 error.valid.eq(1),
                 poison.valid.eq(1),

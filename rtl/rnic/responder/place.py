@@ -10,6 +10,7 @@ from ..config import Params
 from ..memory.ordered import OrderedXlate
 from ..records import Probe, ProbeEvent, XlateRequest, XlateSignature
 from ..stream.arbiter import PriorityArbiter
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import ReadCommand
 from ..wire.syndrome import NakCode, nak_syndrome
@@ -63,6 +64,7 @@ class Place(wiring.Component):
         m.submodules.walk = walk = Walk(p)
         m.submodules.translate = translate = OrderedXlate(p, TAG_BITS, Piece())
         m.submodules.walked = walked = StreamFifo(Walked(p), p.desc_depth)
+        m.submodules.cut = cut = SkidBuffer(Walked(p))
         m.submodules.poisoned = poisoned = Lookup(Walked(p), 1, p.num_qps)
         m.submodules.placed = placed = StreamFifo(Placed(p), p.desc_depth)
         m.submodules.reads = reads = StreamFifo(ReadCommand(p.rx_cells), p.desc_depth)
@@ -70,7 +72,8 @@ class Place(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), walk.i)
         wiring.connect(m, walk.o, walked.i)
         wiring.connect(m, walk.request, translate.request)
-        wiring.connect(m, walked.o, poisoned.i)
+        wiring.connect(m, walked.o, cut.i)
+        wiring.connect(m, cut.o, poisoned.i)
         wiring.connect(m, wiring.flipped(self.poison), poisoned.poke)
         wiring.connect(m, placed.o, wiring.flipped(self.o))
         wiring.connect(m, reads.o, wiring.flipped(self.store_read))
