@@ -8,7 +8,7 @@ from .. import abi
 from ..abi import register
 from ..config import MAX_PMTU, Params
 from ..memory.axi import AxiLiteSignature
-from ..records import Doorbell, Probe, ProbeEvent
+from ..records import Doorbell
 
 __all__ = ["Csr"]
 
@@ -41,22 +41,22 @@ class Csr(wiring.Component):
     Ports besides: ``doorbell_sq``, ``_rq``, ``_cq``, ``_eq``; ``counter_index`` and, two cycles later, ``counter_value``
     (`debug.counters.Counters`); ``eq_event`` pulses set bits of IRQ_CAUSE; ``irq``, one line per EQ, cause & mask; ``fatal``,
     ``reset_busy`` read in STATUS; ``reset_request`` pulses when software writes CONTROL bit 0 (the top does the reset);
-    ``cycle``, cycles since reset; ``timer_scale``; ``probe``: doorbells.
+    ``cycle``, cycles since reset; ``timer_scale``.
 
     Timing: a write takes 3 cycles from its last channel to BVALID plus the wait for the doorbell's stream; a read 5 cycles.
     """
 
     def __init__(self, p: Params):
         self.p = p
-        self.doorbells = {  # page: (stream, number of objects, id bits, probe event)
-            abi.DB_SQ: ("doorbell_sq", p.num_qps, p.qpn_bits, ProbeEvent.SQ_DOORBELL),
-            abi.DB_RQ: ("doorbell_rq", p.num_qps, p.qpn_bits, ProbeEvent.RQ_DOORBELL),
-            abi.DB_CQ: ("doorbell_cq", p.num_cqs, p.cqn_bits, ProbeEvent.CQ_DOORBELL),
-            abi.DB_EQ: ("doorbell_eq", p.num_eqs, max(1, (p.num_eqs - 1).bit_length()), None),
+        self.doorbells = {  # page: (stream, number of objects, id bits)
+            abi.DB_SQ: ("doorbell_sq", p.num_qps, p.qpn_bits),
+            abi.DB_RQ: ("doorbell_rq", p.num_qps, p.qpn_bits),
+            abi.DB_CQ: ("doorbell_cq", p.num_cqs, p.cqn_bits),
+            abi.DB_EQ: ("doorbell_eq", p.num_eqs, max(1, (p.num_eqs - 1).bit_length())),
         }
         super().__init__({
             "axil": In(AxiLiteSignature(abi.CSR_ADDR_BITS)),
-            **{name: Out(stream.Signature(Doorbell(bits))) for name, _, bits, _ in self.doorbells.values()},
+            **{name: Out(stream.Signature(Doorbell(bits))) for name, _, bits in self.doorbells.values()},
             "bad_id": Out(1),
             "command": Out(stream.Signature(8)),
             "result": In(stream.Signature(8)),
@@ -73,7 +73,6 @@ class Csr(wiring.Component):
             "reset_request": Out(1),
             "cycle": Out(64),
             "timer_scale": Out(32, init=timer_scale(p.config.clock_hz)),
-            "probe": Out(Probe()),
         })
 
     def elaborate(self, platform):
@@ -128,7 +127,7 @@ class Csr(wiring.Component):
                     to_mailbox.eq(address // MAILBOX_BYTES == abi.MAILBOX_BASE // MAILBOX_BYTES),
                     bad_id.eq(strobes.all() & (page == abi.DB_SRQ >> PAGE_BITS)),
                 ]
-                for i, (base, (_, count, _, _)) in enumerate(self.doorbells.items()):
+                for i, (base, (_, count, _)) in enumerate(self.doorbells.items()):
                     with m.If(strobes.all() & (page == base >> PAGE_BITS)):
                         m.d.sync += [to_doorbell[i].eq(id_now < count), bad_id.eq(id_now >= count)]
                 m.next = "Act"
@@ -187,9 +186,7 @@ class Csr(wiring.Component):
                         ]
 
     def _doorbells(self, m, number, datum, chosen, ready):
-        probe = self.probe
-        m.d.sync += probe.valid.eq(0)
-        for i, (name, _, _, event) in enumerate(self.doorbells.values()):
+        for i, (name, _, _) in enumerate(self.doorbells.values()):
             port = getattr(self, name)
             m.d.comb += [
                 port.valid.eq(chosen[i]),
@@ -198,14 +195,6 @@ class Csr(wiring.Component):
                 port.payload.arm.eq(datum[30:]),
                 ready[i].eq(port.ready),
             ]
-            if event is not None and self.p.probe:
-                with m.If(port.valid & port.ready):
-                    m.d.sync += [
-                        probe.valid.eq(1),
-                        probe.event.eq(event),
-                        probe.qpn.eq(number),  # CQ_DOORBELL: the CQN
-                        probe.index.eq(datum[:16]),
-                    ]
 
     # --------------------------------------------------------------------------------------------------- reads
     def _reads(self, m):

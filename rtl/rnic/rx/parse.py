@@ -38,7 +38,7 @@ class Parser(wiring.Component):
     - ``eth``: stream of Beat, frames that are not RoCEv2, whole and unchanged. Never blocks ``i``: stored in a FIFO of
       two largest frames (`EthFifo`), dropped when they do not fit.
     - ``drop``: ``valid`` for one cycle, with ``cause``, for each frame that went neither way, RoCEv2 or not.
-    - ``probe_in``: FRAME_IN when ``hdr`` is taken; ``probe_drop``: FRAME_DROPPED with ``drop``.
+    - ``probe_drop``: FRAME_DROPPED with ``drop`` (FRAME_IN is reported by the filter behind).
 
     Timing: a beat per cycle, no idle cycle between frames; from the last beat taken to ``hdr.valid`` 6 cycles at 256 and
     512 bits, 7 below. ``i.ready`` comes from a register; it falls when ``hdr`` or ``payload`` are not taken for long.
@@ -56,7 +56,6 @@ class Parser(wiring.Component):
             "payload": Out(stream.Signature(Beat(data_width))),
             "eth": Out(stream.Signature(Beat(data_width))),
             "drop": Out(data.StructLayout({"valid": 1, "cause": RxDrop})),
-            "probe_in": Out(Probe()),
             "probe_drop": Out(Probe()),
         })
 
@@ -149,10 +148,6 @@ class Parser(wiring.Component):
 
         hdr = self.hdr.payload
         m.d.comb += [
-            self.probe_in.valid.eq(self.hdr.valid & self.hdr.ready),
-            self.probe_in.event.eq(ProbeEvent.FRAME_IN),
-            self.probe_in.qpn.eq(hdr.dest_qpn), self.probe_in.psn.eq(hdr.psn), self.probe_in.opcode.eq(hdr.opcode),
-            self.probe_in.length.eq(hdr.payload_len),
             self.probe_drop.valid.eq(self.drop.valid),
             self.probe_drop.event.eq(ProbeEvent.FRAME_DROPPED),
             self.probe_drop.opcode.eq(self.drop.cause.as_value()),

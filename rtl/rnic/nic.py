@@ -1,0 +1,326 @@
+"""The top: connects the layers, no logic of its own (counters' pulse wiring apart)."""
+
+from amaranth import *
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from .abi import ADDRESS_CTX, COUNTERS, CSR_ADDR_BITS, CtxTable
+from .completion.cqe import CqeWriter
+from .config import Params
+from .debug.counters import Counters
+from .host.csr import Csr
+from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
+from .memory.dma_read import DmaRead, ReadClient
+from .memory.dma_write import DmaWrite
+from .memory.translate import Translate
+from .qp.command import CommandEngine
+from .qp.port import PortTable
+from .qp.table import ContextTable
+from .records import CqeRequest, Probe, QpError, RxDrop, SendFailure
+from .requester.complete import Completer
+from .requester.schedule import Scheduler
+from .requester.segment import Segmenter
+from .requester.wqe_fetch import WqeFetch
+from .responder.responder import Responder
+from .rx.eth_fifo import EthFifo
+from .rx.filter import Filter
+from .rx.parse import Parser
+from .stream.arbiter import StreamArbiter
+from .stream.packet_store import PacketStore
+from .tx.ack import AckSender
+from .tx.arbiter import TxArbiter
+from .tx.build import Builder
+from .tx.eth_merge import EthMerge
+from .tx.gather import Gather
+
+__all__ = ["AxiStreamSignature", "Nic"]
+
+class AxiStreamSignature(wiring.Signature):
+    """AXI4-Stream of Ethernet frames without FCS: tdata, tkeep, tlast, tuser (error, with tlast), tvalid, tready."""
+
+    def __init__(self, data_width: int):
+        super().__init__({
+            "tdata": Out(data_width), "tkeep": Out(data_width // 8), "tlast": Out(1), "tuser": Out(1), "tvalid": Out(1),
+            "tready": In(1),
+        })  # fmt: skip
+
+
+class Nic(wiring.Component):
+    """The RNIC.
+
+    Ports (Verilog names join with one underscore): ``m_axi`` AXI4 manager for all DMA; ``s_axil`` AXI4-Lite subordinate;
+    ``net_tx``, ``net_rx`` Ethernet frames without FCS; ``eth_tx``, ``eth_rx`` frames that are not RoCEv2, from and to the host
+    side; ``irq`` one level per event queue; ``probe`` one `records.Probe` per block of ``probe_names`` (first lowest), absent
+    when the configuration leaves it out.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        width = p.data_width
+        self._read_clients = [
+            ReadClient(name="sq", buffer_beats=p.wqe_buffer_beats),
+            ReadClient(name="rq", buffer_beats=max(4, 64 // p.lanes * 2 * p.desc_depth)),
+            ReadClient(name="payload", buffer_beats=p.read_buffer_beats),
+            ReadClient(name="walk", buffer_beats=max(2, p.walks)),
+        ]
+        self._write_clients = ["place", "cqe"]
+        self.id_width = max(1, (max(len(self._read_clients), len(self._write_clients)) - 1).bit_length())
+        self._blocks = self._make_blocks()
+        self.probe_names = sorted(
+            f"{name}_{member}".removesuffix("_probe").replace("_probe_", "_")
+            for name, block in self._blocks.items() for member in block.signature.members if member.startswith("probe")
+        ) if p.probe else []  # fmt: skip
+        ports = {
+            "m_axi": Out(AxiSignature(width, self.id_width)),
+            "s_axil": In(AxiLiteSignature(CSR_ADDR_BITS)),
+            "net_tx": Out(AxiStreamSignature(width)),
+            "net_rx": In(AxiStreamSignature(width)),
+            "eth_tx": In(AxiStreamSignature(width)),
+            "eth_rx": Out(AxiStreamSignature(width)),
+            "irq": Out(p.num_eqs),
+        }
+        if self.probe_names:
+            ports["probe"] = Out(Probe().size * len(self.probe_names))
+        super().__init__(ports)
+
+    def _make_blocks(self) -> dict[str, wiring.Component]:
+        """One instance of each block, by its name in the design and in the waves."""
+        p = self.p
+        wqe_fetch, gather = WqeFetch(p), Gather(p)
+        return {
+            # software's side
+            "csr": Csr(p),
+            "command": CommandEngine(p),
+            "port_table": PortTable(p),
+            "address_table": ContextTable(p, CtxTable.ADDRESS, ADDRESS_CTX, p.num_qps, read_ports=2),
+            "counters": Counters(len(COUNTERS)),
+            # transmit street
+            "scheduler": Scheduler(p),
+            "wqe_fetch": wqe_fetch,
+            "segmenter": Segmenter(p),
+            "gather": gather,
+            "ack_sender": AckSender(p),
+            "tx_arbiter": TxArbiter(p, 2),
+            "builder": Builder(p),
+            "eth_merge": EthMerge(p),
+            # receive street
+            "parser": Parser(p.data_width),
+            "packet_store": PacketStore(p.data_width, p.rx_cells),
+            "filter": Filter(p),
+            "responder": Responder(p),
+            "completer": Completer(p),
+            # memory and completion
+            "cqe_writer": CqeWriter(p),
+            "translate": Translate(p, [
+                ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("payload", gather.tag_bits),
+                ("place", Responder.place_tag_bits), ("cqe", CqeWriter.tag_bits),
+            ]),
+            "dma_read": DmaRead(p.data_width, self._read_clients),
+            "dma_write": DmaWrite(p.data_width, self._write_clients),
+        }
+
+    def elaborate(self, platform):
+        m = Module()
+        for name, block in self._blocks.items():
+            m.submodules[name] = block
+        self._software_side(m)
+        self._transmit(m)
+        self._receive(m)
+        self._memory(m)
+        self._count(m)
+        if self.probe_names:
+            probes = {
+                f"{name}_{member}".removesuffix("_probe").replace("_probe_", "_"): getattr(block, member)
+                for name, block in self._blocks.items() for member in block.signature.members if member.startswith("probe")
+            }  # fmt: skip
+            m.d.comb += self.probe.eq(Cat(probes[name].as_value() for name in self.probe_names))
+        return m
+
+    def _broadcast(self, m, source, names: list[str]) -> None:
+        """The context bus reaches every table at once; it is ready when all are (those a write is not for always are)."""
+        sinks = [self._blocks[name].ctx for name in names]
+        for sink in sinks:
+            m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload)]
+        m.d.comb += source.ready.eq(Cat(sink.ready for sink in sinks).all())
+
+    def _software_side(self, m):
+        b, p = self._blocks, self.p
+        csr, command, port, address = b["csr"], b["command"], b["port_table"], b["address_table"]
+        wiring.connect(m, wiring.flipped(self.s_axil), csr.axil)
+        self._broadcast(m, command.ctx, ["port_table", "address_table", "scheduler", "segmenter", "gather", "responder",
+                                         "completer", "cqe_writer", "translate"])  # fmt: skip
+        wiring.connect(m, csr.command, command.command)
+        wiring.connect(m, command.result, csr.result)
+        m.d.comb += [
+            command.mailbox_value.eq(csr.mailbox_value),
+            csr.mailbox_index.eq(command.mailbox_index),
+            csr.mailbox_write.eq(command.mailbox_write),
+            csr.mailbox_data.eq(command.mailbox_data),
+            csr.counter_value.eq(b["counters"].value),
+            b["counters"].index.eq(csr.counter_index),
+            b["cqe_writer"].cycle.eq(csr.cycle),
+            csr.doorbell_eq.ready.eq(1),  # no event queue yet: CREATE_EQ keeps the number, nothing consumes its counter
+            self.irq.eq(csr.irq),
+        ]
+        wiring.connect(m, csr.doorbell_sq, b["scheduler"].doorbell)
+        wiring.connect(m, csr.doorbell_rq, b["responder"].doorbell)
+        wiring.connect(m, csr.doorbell_cq, b["cqe_writer"].doorbell)
+        wiring.connect(m, command.sq_kick, b["scheduler"].kick)
+        wiring.connect(m, command.rq_flush, b["responder"].flush)
+        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2)
+        wiring.connect(m, b["completer"].qp_error, qp_errors.i[0])
+        wiring.connect(m, b["responder"].qp_error, qp_errors.i[1])
+        wiring.connect(m, qp_errors.o, command.qp_error)
+
+        # the two readers of the address table: builder and filter
+        for i, name in enumerate(("builder", "filter")):
+            block = b[name]
+            index, record = address.read(i)
+            m.d.comb += [
+                index.eq(block.addr_index),
+                block.addr.eq(record),
+                block.gid.eq(port.gids[block.gid_index]),
+                block.pkey.eq(port.pkeys[block.pkey_index]),
+            ]
+
+    def _transmit(self, m):
+        b, p = self._blocks, self.p
+        scheduler, segmenter, gather, completer = b["scheduler"], b["segmenter"], b["gather"], b["completer"]
+        arbiter, builder = b["tx_arbiter"], b["builder"]
+        wiring.connect(m, scheduler.fetch, b["wqe_fetch"].job)
+        wiring.connect(m, b["wqe_fetch"].wqe, segmenter.wqe)
+        wiring.connect(m, segmenter.rewind, scheduler.rewind)
+        wiring.connect(m, segmenter.job, gather.job)
+        wiring.connect(m, segmenter.segment, gather.segment)
+        wiring.connect(m, segmenter.inline, gather.inline)
+        m.d.comb += [
+            completer.remember_en.eq(segmenter.remember_en),
+            completer.remember_index.eq(segmenter.remember_index),
+            completer.remember_data.eq(segmenter.remember_data),
+            completer.done_index_addr.eq(scheduler.done_index_addr),
+            scheduler.done_index.eq(completer.done_index),
+            completer.una_addr.eq(segmenter.una_addr),
+            segmenter.una.eq(completer.una),
+            segmenter.hot_addr.eq(completer.hot_addr),
+            completer.hot_psn.eq(segmenter.hot_psn),
+            completer.hot_send_index.eq(segmenter.hot_send_index),
+        ]
+        m.submodules.failures = failures = StreamArbiter(SendFailure(p), 2)
+        wiring.connect(m, segmenter.failure, failures.i[0])
+        wiring.connect(m, gather.failure, failures.i[1])
+        wiring.connect(m, failures.o, completer.failure)
+        wiring.connect(m, scheduler.flush, completer.flush)
+        wiring.connect(m, completer.wake, scheduler.wake)
+
+        wiring.connect(m, b["responder"].ack, b["ack_sender"].job)
+        wiring.connect(m, b["ack_sender"].header, arbiter.header_i[0])
+        wiring.connect(m, gather.header, arbiter.header_i[1])
+        wiring.connect(m, gather.payload, arbiter.payload_i[1])
+        wiring.connect(m, arbiter.header, builder.header)
+        wiring.connect(m, arbiter.payload, builder.payload)
+        wiring.connect(m, builder.frame, b["eth_merge"].roce)
+        _from_axis(m, self.eth_tx, b["eth_merge"].eth)
+        _to_axis(m, b["eth_merge"].o, self.net_tx)
+
+    def _receive(self, m):
+        b, p = self._blocks, self.p
+        parser, store, filt, responder = b["parser"], b["packet_store"], b["filter"], b["responder"]
+        if p.rx_drop:
+            # two largest frames ahead of the parser, which stalls only for as long as the street behind it is full
+            m.submodules.intake = intake = EthFifo(p.data_width, parser.eth_depth)
+            axis, beat = self.net_rx, intake.beat
+            m.d.comb += [
+                axis.tready.eq(1), intake.valid.eq(axis.tvalid), beat.data.eq(axis.tdata), beat.keep.eq(axis.tkeep),
+                beat.last.eq(axis.tlast), beat.err.eq(axis.tlast & axis.tuser), intake.commit.eq(1),
+            ]  # fmt: skip
+            self._intake_overflow = intake.overflow & self.net_rx.tvalid & self.net_rx.tlast
+            wiring.connect(m, intake.o, parser.i)
+        else:
+            self._intake_overflow = Const(0)
+            _from_axis(m, self.net_rx, parser.i)
+        wiring.connect(m, parser.hdr, filt.hdr)
+        wiring.connect(m, parser.payload, store.i)
+        wiring.connect(m, store.handle, filt.handle)
+        _to_axis(m, parser.eth, self.eth_rx)
+        wiring.connect(m, filt.request, responder.request)
+        wiring.connect(m, filt.response, b["completer"].response)
+        wiring.connect(m, responder.store_read, store.read)
+        wiring.connect(m, store.o, responder.store_data)
+        m.submodules.frees = frees = StreamArbiter(range(p.rx_cells), 3)
+        for i, block in enumerate((filt, responder, b["completer"])):
+            wiring.connect(m, block.free, frees.i[i])
+        wiring.connect(m, frees.o, store.free)
+        m.submodules.cqes = cqes = StreamArbiter(CqeRequest(p), 2)
+        wiring.connect(m, responder.cqe, cqes.i[0])
+        wiring.connect(m, b["completer"].cqe, cqes.i[1])
+        wiring.connect(m, cqes.o, b["cqe_writer"].cqe)
+
+    def _memory(self, m):
+        b = self._blocks
+        translate, read, write = b["translate"], b["dma_read"], b["dma_write"]
+        wiring.connect(m, b["wqe_fetch"].xlate, translate.sq)
+        wiring.connect(m, b["responder"].xlate_ring, translate.rq)
+        wiring.connect(m, b["gather"].xlate, translate.payload)
+        wiring.connect(m, b["responder"].xlate_place, translate.place)
+        wiring.connect(m, b["cqe_writer"].xlate, translate.cqe)
+        wiring.connect(m, b["wqe_fetch"].read, read.sq)
+        wiring.connect(m, b["responder"].read, read.rq)
+        wiring.connect(m, b["gather"].read, read.payload)
+        wiring.connect(m, translate.walk, read.walk)
+        wiring.connect(m, b["responder"].write, write.place)
+        wiring.connect(m, b["cqe_writer"].write, write.cqe)
+        connect_host(m, self.m_axi, read.axi, write.axi)
+        m.submodules.host_check = check = AxiChecker(self.p.data_width, self.id_width)
+        for name in self.m_axi.signature.members:
+            m.d.comb += getattr(check, name).eq(getattr(self.m_axi, name))
+
+    def _count(self, m):
+        """One pulse per counter of `abi.COUNTERS`."""
+        b = self._blocks
+        parser, filt, responder, axi = b["parser"], b["filter"], b["responder"], self.m_axi
+        pulses: dict[str, Value] = {}
+        for cause in RxDrop:
+            if cause is RxDrop.ACCEPTED:
+                continue
+            name = COUNTERS[cause.value][0]
+            pulses[name] = (parser.drop.valid & (parser.drop.cause == cause)) | (filt.drop & (filt.cause == cause))
+        accepted = parser.hdr.valid & parser.hdr.ready
+        frame, eth = b["builder"].frame, parser.eth
+        nak = b["ack_sender"].job
+        pulses |= {
+            "rx_frames": accepted,
+            "rx_eth_frames": eth.valid & eth.ready & eth.payload.last,
+            "rx_no_space": pulses["rx_no_space"] | self._intake_overflow,
+            "rx_duplicate": responder.duplicate,
+            "rx_out_of_sequence": responder.out_of_sequence,
+            "rx_bad_response": b["completer"].bad_response,
+            "tx_frames": frame.valid & frame.ready & frame.payload.last,
+            "tx_naks": nak.valid & nak.ready & nak.payload.syndrome[5],
+            "db_bad_id": b["csr"].bad_id,
+            "dma_read_errors": axi.rvalid & axi.rready & axi.rlast & axi.rresp[1],
+            "dma_write_errors": axi.bvalid & axi.bready & axi.bresp[1],
+            "cq_overflows": b["cqe_writer"].overflow,
+            "rx_qp_error_drop": responder.error_drop,
+            "tlb_hits": b["translate"].hit,
+            "tlb_misses": b["translate"].miss,
+        }
+        for i, (name, _doc) in enumerate(COUNTERS):
+            m.d.comb += b["counters"].pulses[i].eq(pulses[name])
+        m.d.comb += b["cqe_writer"].cq_error.ready.eq(1)
+
+
+def _from_axis(m: Module, axis, sink) -> None:
+    """AXI4-Stream (input of the top) to a beat stream."""
+    m.d.comb += [
+        sink.valid.eq(axis.tvalid), axis.tready.eq(sink.ready), sink.payload.data.eq(axis.tdata),
+        sink.payload.keep.eq(axis.tkeep), sink.payload.last.eq(axis.tlast), sink.payload.err.eq(axis.tlast & axis.tuser),
+    ]  # fmt: skip
+
+
+def _to_axis(m: Module, source, axis) -> None:
+    """A beat stream to an AXI4-Stream (output of the top)."""
+    m.d.comb += [
+        axis.tvalid.eq(source.valid), source.ready.eq(axis.tready), axis.tdata.eq(source.payload.data),
+        axis.tkeep.eq(source.payload.keep), axis.tlast.eq(source.payload.last),
+        axis.tuser.eq(source.payload.last & source.payload.err),
+    ]  # fmt: skip
