@@ -114,6 +114,62 @@ def test_nothing_is_lost_with_random_events(name, seed):
     assert rewinds > 0
 
 
+@pytest.mark.parametrize("event", ["doorbell", "wake", "rewind", "kick"])
+def test_one_event_at_every_moment_of_a_turn(event):
+    """A turn runs for one doorbell; one further event, and nothing after it, at each cycle around that turn: it must count."""
+    p = Params(CONFIGS["tiny"].replace(num_qps=32, wqe_batch=4))
+    dut = Scheduler(p)
+    delays = range(1, 22)
+    queues = {n: Queue(log_sq=4) for n in delays}  # one QP a delay
+    jobs = {n: [] for n in delays}
+    first, total = {"doorbell": (1, 2), "wake": (2, 3), "rewind": (1, 1), "kick": (1, 1)}[event]
+
+    async def trial(ctx, n):
+        q = queues[n]
+        state = QpState.RESET if event == "kick" else RTS
+        await q.set_up(ctx, dut, n, state=state)
+        ctx.set(dut.fetch.ready, 1)
+        events = {0: (dut.doorbell, {"id": n, "counter": first})}
+        if event == "doorbell":
+            events[n] = (dut.doorbell, {"id": n, "counter": total})
+        elif event == "rewind":
+            events[n] = (dut.rewind, {"qpn": n, "index": 0, "epoch": 9})
+        elif event == "wake":  # the second turn finds the outstanding table full
+            events[18] = (dut.doorbell, {"id": n, "counter": total})
+            events[18 + n] = (dut.wake, {"qpn": n})
+        else:
+            events[n] = (dut.kick, {"qpn": n})
+        for cycle in range(60):
+            if cycle in events:
+                port, payload = events[cycle]
+                ctx.set(port.payload, payload)
+                ctx.set(port.valid, 1)
+            if cycle == 17 + n and event == "wake":
+                q.done = 1
+            if event == "kick":
+                ctx.set(dut.ctx.payload, {"table": CtxTable.REQUESTER_CFG, "index": n, "bytes": 1, "data": RTS})
+                ctx.set(dut.ctx.valid, cycle == n - 1)
+            _, _, valid, job = await ctx.tick().sample(dut.fetch.valid, dut.fetch.payload)
+            ctx.set(dut.doorbell.valid, 0)
+            if cycle in events:
+                ctx.set(events[cycle][0].valid, 0)
+            if valid:
+                jobs[n].append((int(job.index), int(job.count), int(job.epoch)))
+
+    async def bench(ctx):
+        await ctx.tick().repeat(40)
+        for n in delays:
+            await trial(ctx, n)
+
+    run(dut, bench, background=[done_port(dut, queues)])
+    for n in delays:
+        if event == "rewind":
+            assert jobs[n][-1] == (0, 1, 9), n
+        else:
+            assert sum(count for _, count, _ in jobs[n]) == total, (n, jobs[n])
+            assert [i for i, _, _ in jobs[n]] == [sum(c for _, c, _ in jobs[n][:k]) for k in range(len(jobs[n]))]
+
+
 @pytest.mark.parametrize("width", ["tiny", "hundred"])
 def test_rate_and_turns(width):
     """Every QP has much to do: one turn per at most 8 cycles, strictly in turn."""

@@ -25,7 +25,8 @@ class WqeFetch(wiring.Component):
     issued in between), and its data is held back until the last word: a read error marks *every* WQE of the job with
     ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does.
 
-    Ports: ``job``; ``xlate`` (client, ring entries; tag width ``tag_bits``), ``read`` (client); ``wqe``; ``probe`` (WQE_FETCH, one per host read).
+    Ports: ``job``; ``xlate`` (client, ring entries; tag width ``tag_bits``), ``read`` (client); ``wqe``; ``probe``
+    (WQE_FETCH, one per host read).
 
     Timing: 1 cycle from a job to its translation request, 3 from the response to the read command, 2 from a job's last word
     to its first WQE. One job per 2 cycles, one bus word per cycle in and out (a 64-byte WQE per cycle at 512 bits). A slow
