@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from rnic.config import CONFIGS, Params, RnicConfig, named_config
@@ -24,6 +25,7 @@ __all__ = ["Lab", "Machine", "build_nic"]
 _POLL_CYCLES = 16  # cycles between two looks of a polling loop
 
 
+@functools.cache  # elaboration alone takes seconds
 def build_nic(config: RnicConfig) -> Path:
     """The Verilated model of a configuration (cached by content)."""
     nic = Nic(Params(config))
