@@ -11,6 +11,7 @@ from ..records import AckJob, CqeRequest, CtxBus, Probe, ProbeEvent, QpError
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
+from .queue import Queue
 from .records import JobKind, Placed
 
 __all__ = ["Ack", "Collect", "Complete", "Completion", "Finished"]
@@ -44,33 +45,26 @@ class Ack(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.acks = acks = StreamFifo(AckJob(p), p.desc_depth)
+        m.submodules.acks = acks = Queue(AckJob(p), p.desc_depth)
         wiring.connect(m, acks.o, wiring.flipped(self.ack))
-        job = self.i.p
-        counted = Signal(4)  # write commands known to be accepted
-        missing = Signal(4)
-        complete = Signal()
+        m.submodules.collect = collect = Collect(p)
+        wiring.connect(m, wiring.flipped(self.i), collect.i)
+        wiring.connect(m, wiring.flipped(self.accepted), collect.done)
+        job = collect.o.p
         goes_on = Signal()
         done = Signal()
         m.d.comb += [
-            missing.eq(job.writes - counted),
-            complete.eq((missing == 0) | ((missing == 1) & self.accepted.valid)),
             goes_on.eq((job.writes != 0) | job.complete | job.fatal | (job.kind == JobKind.FLUSH)),
-            done.eq(self.i.valid & complete & acks.i.ready & self.o.ready),
-            self.i.ready.eq(done),
-            self.accepted.ready.eq(self.i.valid & ((missing > 1) | ((missing == 1) & done))),
+            done.eq(collect.o.valid & acks.i.ready & self.o.ready),
+            collect.o.ready.eq(acks.i.ready & self.o.ready),
             self.o.valid.eq(done & goes_on),
-            self.o.payload.eq(job),
+            *(self.o.p[name].eq(job[name]) for name in Placed(p).members),
             acks.i.valid.eq(done & job.respond),
             acks.i.p.qpn.eq(job.qpn),
             acks.i.p.psn.eq(job.response_psn),
             acks.i.p.syndrome.eq(job.syndrome),
             acks.i.p.msn.eq(job.msn),
         ]
-        with m.If(done):
-            m.d.sync += counted.eq(0)
-        with m.Elif(self.accepted.valid & self.accepted.ready):
-            m.d.sync += counted.eq(counted + 1)
         m.d.comb += [
             self.probe_placed.valid.eq(done & (job.writes != 0)),
             self.probe_placed.event.eq(ProbeEvent.DATA_PLACED),
@@ -94,7 +88,7 @@ class Finished(data.StructLayout):
 
 
 class Collect(wiring.Component):
-    """Waits for the write responses of each job, in order.
+    """Waits for one item on ``done`` per write command of each job, in order: acceptances or responses.
 
     Timing: 1 cycle per write command, at least 1 per job; ``i.ready`` follows ``o.ready``.
 
@@ -113,7 +107,7 @@ class Collect(wiring.Component):
         m = Module()
         job = Signal(Placed(self.p))
         held = Signal()
-        left = Signal(4)  # responses of `job` to come
+        left = Signal(4)  # items of `job` to come
         error = Signal()
         final = Signal()
         complete = Signal()
@@ -174,12 +168,12 @@ class Complete(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.waiting = waiting = StreamFifo(Placed(p), 2 * p.desc_depth)
+        m.submodules.waiting = waiting = Queue(Placed(p), 2 * p.desc_depth)
         m.submodules.collect = collect = Collect(p)
         m.submodules.finished = finished = SkidBuffer(Finished(p))
         m.submodules.states = states = Lookup(Finished(p), Completion(), p.num_qps)
-        m.submodules.cqes = cqes = StreamFifo(CqeRequest(p), p.desc_depth)
-        m.submodules.errors = errors = StreamFifo(QpError(p), p.desc_depth)
+        m.submodules.cqes = cqes = Queue(CqeRequest(p), p.desc_depth)
+        m.submodules.errors = errors = Queue(QpError(p), p.desc_depth)
         m.submodules.poisons = poisons = StreamFifo(self.poison.payload.shape(), 2)
         wiring.connect(m, wiring.flipped(self.i), waiting.i)
         wiring.connect(m, waiting.o, collect.i)

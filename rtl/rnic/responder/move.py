@@ -7,8 +7,9 @@ from amaranth.lib.wiring import In, Out
 
 from ..config import Params
 from ..records import DmaWriteSignature
-from ..stream.align import Packer
+from ..stream.align import Packer, RawWord
 from ..stream.beat import Beat
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.fork import Fork
 from .place import MAX_SEGMENTS
@@ -25,7 +26,7 @@ class Move(wiring.Component):
     are under way until their outcome is taken from ``done``, so the write engine's ``accepted`` and ``done`` never wait here.
 
     Timing: one beat per cycle inside a segment; a beat that holds a border between segments takes two; latency of the packer
-    and 1.
+    and 3.
 
     Members: ``segment``, ``packet`` (Beat) in; ``write`` client; ``accepted``, ``done`` (1: error) out: streams, one item a
     command, in order.
@@ -53,15 +54,17 @@ class Move(wiring.Component):
         m.submodules.commands = commands = StreamFifo(Segment(), 2)
         m.submodules.cuts = cuts = StreamFifo(Segment(), 2)
         m.submodules.packer = packer = Packer(p.data_width)
+        m.submodules.words = words = SkidBuffer(RawWord(p.data_width))
         m.submodules.outcomes = outcomes = StreamFifo(1, self.writes(p))
         wiring.connect(m, wiring.flipped(self.segment), fork.i)
         wiring.connect(m, fork.o[0], commands.i)
         wiring.connect(m, fork.o[1], cuts.i)
+        wiring.connect(m, words.o, packer.i)
         wiring.connect(m, packer.o, wiring.flipped(self.write.data))
         wiring.connect(m, wiring.flipped(self.write.done), outcomes.i)
         wiring.connect(m, outcomes.o, wiring.flipped(self.done))
         self._issue(m, commands.o, outcomes)
-        self._cut(m, cuts.o, packer.i)
+        self._cut(m, cuts.o, words.i)
         return m
 
     def _issue(self, m, segment, outcomes):

@@ -7,14 +7,14 @@ from amaranth.lib.wiring import In, Out
 
 from ..abi import Access, VendorError, WcStatus
 from ..config import Params
-from ..memory.ordered import OrderedXlate
+from ..memory.ordered import OrderedRequest, OrderedXlate
 from ..records import Probe, ProbeEvent, XlateRequest, XlateSignature
 from ..stream.arbiter import PriorityArbiter
 from ..stream.buffer import SkidBuffer
-from ..stream.fifo import StreamFifo
 from ..stream.packet_store import ReadCommand
 from ..wire.syndrome import NakCode, nak_syndrome
 from .lookup import Lookup
+from .queue import Queue
 from .receive_queue import TAG_BITS, vendor_of
 from .records import FetchedJob, JobKind, Piece, Placed, Segment, Walked
 from .walk import Walk
@@ -35,7 +35,7 @@ class Place(wiring.Component):
     A failing packet poisons its QP: its later packets are thrown away here (``error_drop``). ``poison`` sets (1) or clears
     (0) the mark from outside. FLUSH jobs always go through; other jobs go on only if they answer or complete something.
 
-    Timing: Walked to ``o`` 3 cycles after the last answer; 1 cycle per piece and one more per job; a second part of a piece takes
+    Timing: Walked to ``o`` 3 cycles after the last answer; 1 cycle per piece and two more per job; a second part of a piece takes
     5 cycles and its translation.
 
     Members: ``i`` FetchedJob, ``o`` Placed, ``segment``, ``store_read`` ReadCommand, ``free``, ``poison`` {qpn, state}: streams;
@@ -62,16 +62,18 @@ class Place(wiring.Component):
         p = self.p
         m = Module()
         m.submodules.walk = walk = Walk(p)
+        m.submodules.asked = asked = SkidBuffer(OrderedRequest(p, Piece()))
         m.submodules.translate = translate = OrderedXlate(p, TAG_BITS, Piece())
-        m.submodules.walked = walked = StreamFifo(Walked(p), p.desc_depth)
+        m.submodules.walked = walked = Queue(Walked(p), p.desc_depth)
         m.submodules.cut = cut = SkidBuffer(Walked(p))
         m.submodules.poisoned = poisoned = Lookup(Walked(p), 1, p.num_qps)
-        m.submodules.placed = placed = StreamFifo(Placed(p), p.desc_depth)
-        m.submodules.reads = reads = StreamFifo(ReadCommand(p.rx_cells), p.desc_depth)
-        m.submodules.frees = frees = StreamFifo(p.cell_bits, p.desc_depth)
+        m.submodules.placed = placed = Queue(Placed(p), p.desc_depth)
+        m.submodules.reads = reads = Queue(ReadCommand(p.rx_cells), p.desc_depth)
+        m.submodules.frees = frees = Queue(p.cell_bits, p.desc_depth)
         wiring.connect(m, wiring.flipped(self.i), walk.i)
         wiring.connect(m, walk.o, walked.i)
-        wiring.connect(m, walk.request, translate.request)
+        wiring.connect(m, walk.request, asked.i)
+        wiring.connect(m, asked.o, translate.request)
         wiring.connect(m, walked.o, cut.i)
         wiring.connect(m, cut.o, poisoned.i)
         wiring.connect(m, wiring.flipped(self.poison), poisoned.poke)
@@ -207,14 +209,17 @@ class Place(wiring.Component):
         m.d.comb += answer.ready.eq((take_first & ~hold) | (take_again & ~hold))
         with m.FSM(name="place"):
             with m.State("Pieces"):
-                m.d.comb += [
-                    span.eq(answer.p.span),
-                    self._complete.eq(looked.valid & (pieces == walked.pieces)),
-                ]
+                m.d.comb += span.eq(answer.p.span)
+                with m.If(looked.valid & (pieces == walked.pieces)):
+                    m.next = "Verdict"
                 with m.If(looked.valid & (pieces != walked.pieces) & answer.valid):
                     place(answer.p.address, answer.p.status, answer.p.meta.length, answer.p.meta.va, take_first)
                     # A piece of several segments stays until its last one, for its key.
                     m.d.comb += hold.eq(self._put & ~ends)
+            with m.State("Verdict"):
+                m.d.comb += self._complete.eq(1)
+                with m.If(self._commit | self._rollback):
+                    m.next = "Pieces"
             with m.State("Add"):
                 m.d.sync += rest_va.eq(Cat(rest_low[:32], rest_va[32:] + rest_low[32]))
                 m.next = "Ask"
@@ -238,7 +243,8 @@ class Place(wiring.Component):
         packet = Signal()
         moves = Signal()
         syndrome = Signal(8)
-        status, vendor = Signal(WcStatus), Signal(VendorError)
+        status, reason, vendor = Signal(WcStatus), Signal(VendorError), Signal(VendorError)
+        ends_badly = Signal()
         bus = Signal()
         hands_on = Signal()
         done = Signal()
@@ -249,18 +255,20 @@ class Place(wiring.Component):
             dead.eq(poisoned.o.p.state),
             packet.eq(job.kind != JobKind.FLUSH),
             bus.eq(vendor == VendorError.HOST_BUS),
-            failed.eq(packet & ~dead & (
+            ends_badly.eq(packet & ~dead & (
                 walked.too_long | (walked.wqe_error != VendorError.NONE) | (self._vendor != VendorError.NONE)
                 | job.nak_after_key)),
         ]
         with m.If(walked.wqe_error != VendorError.NONE):  # check 11
-            m.d.comb += vendor.eq(walked.wqe_error)
+            m.d.comb += reason.eq(walked.wqe_error)
         with m.Elif(walked.too_long):  # check 10
-            m.d.comb += vendor.eq(VendorError.RECV_TOO_SMALL)
+            m.d.comb += reason.eq(VendorError.RECV_TOO_SMALL)
         with m.Elif(self._vendor != VendorError.NONE):  # checks 7 and 11
-            m.d.comb += vendor.eq(self._vendor)
+            m.d.comb += reason.eq(self._vendor)
         with m.Elif(job.nak_after_key | job.fatal):  # check 8, and those of the sequence stage
-            m.d.comb += vendor.eq(VendorError.BAD_REQUEST)
+            m.d.comb += reason.eq(VendorError.BAD_REQUEST)
+        # The state before the verdict lets this settle in registers.
+        m.d.sync += [vendor.eq(reason), failed.eq(ends_badly)]
         with m.If(vendor == VendorError.RECV_TOO_SMALL):
             m.d.comb += [syndrome.eq(invalid), status.eq(WcStatus.LOC_LEN_ERR)]
         with m.Elif(vendor == VendorError.BAD_REQUEST):
@@ -272,7 +280,7 @@ class Place(wiring.Component):
             ]
 
         m.d.comb += [
-            moves.eq(packet & ~dead & ~failed & (job.kind != JobKind.NONE) & (job.length != 0)),
+            moves.eq(packet & ~dead & ~failed & (job.kind != JobKind.NONE) & job.has_data),
             *(out[name].eq(job[name]) for name in Placed(self.p).members
               if name not in ("respond", "syndrome", "msn", "fatal", "complete", "writes", "status", "vendor_err")),
             out.respond.eq(job.respond | failed),
@@ -292,7 +300,7 @@ class Place(wiring.Component):
             reads.i.valid.eq(done & moves),
             reads.i.p.head.eq(job.head),
             reads.i.p.length.eq(job.length),
-            frees.i.valid.eq(done & packet & ~moves & (job.length != 0)),
+            frees.i.valid.eq(done & packet & ~moves & job.has_data),
             frees.i.payload.eq(job.head),
             self._commit.eq(done & moves),
             self._rollback.eq(done & ~moves),

@@ -10,7 +10,8 @@ from ..abi.queues import RECV_WQE
 from ..config import Params
 from ..memory.ordered import OrderedXlate
 from ..records import DmaReadSignature, Probe, ProbeEvent, XlateSignature, XlateStatus
-from ..stream.fifo import StreamFifo
+from ..stream.buffer import SkidBuffer
+from .queue import Queue
 from .records import FetchedJob, Job, JobKind
 
 __all__ = ["ReceiveQueue", "TAG_BITS", "vendor_of"]
@@ -59,10 +60,10 @@ class ReceiveQueue(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.waiting = waiting = StreamFifo(Job(p), p.desc_depth)
+        m.submodules.waiting = waiting = Queue(Job(p), p.desc_depth)
         m.submodules.translate = translate = OrderedXlate(p, TAG_BITS)
         # Outcome of each translation, in order; the job FIFO bounds the number.
-        m.submodules.outcomes = outcomes = StreamFifo(VendorError, p.desc_depth)
+        m.submodules.outcomes = outcomes = Queue(VendorError, p.desc_depth)
         wiring.connect(m, translate.xlate, wiring.flipped(self.xlate))
 
         self._enter(m, waiting, translate)
@@ -117,7 +118,7 @@ class ReceiveQueue(wiring.Component):
         words = 8 * RECV_WQE.size // p.data_width
         m.submodules.kept = kept = memory.Memory(shape=_Stored(), depth=p.num_qps, init=[])
         write, read = kept.write_port(), kept.read_port()
-        m.submodules.out = out = StreamFifo(FetchedJob(p), 2)
+        m.submodules.out = out = SkidBuffer(FetchedJob(p))
         wiring.connect(m, out.o, wiring.flipped(self.o))
 
         job = waiting.o.p

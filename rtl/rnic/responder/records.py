@@ -48,6 +48,7 @@ class Job(data.StructLayout):
         super().__init__({
             **_answer(p),
             "head": p.cell_bits,
+            "has_data": 1,  # length is not 0
             "msn_before": 24,  # in the NAK when placing fails (R-MSN-1)
             "dropped": 1,  # thrown away because the QP is in error (counted)
             "va": 64,

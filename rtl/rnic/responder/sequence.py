@@ -65,7 +65,8 @@ class _Common(data.StructLayout):
             "cfg": _Cfg(p),
             "hot": _Hot(),
             "producer": 16,
-            "running": 1,
+            "has_data": 1,
+            "drop": 1,
             "in_error": 1,
             "order_ok": 1,  # check 2
             "access_ok": 1,  # check 3
@@ -264,7 +265,8 @@ class Sequence(wiring.Component):
             *(out.cfg[name].eq(cfg[name]) for name in _Cfg(self.p).members),
             *(out.hot[name].eq(hot[name]) for name in _Hot().members),
             out.producer.eq(producer.value),
-            out.running.eq(state_ok & (cfg.type == QpType.RC) & flags.is_request),
+            out.has_data.eq(desc.length != 0),
+            out.drop.eq(~(state_ok & (cfg.type == QpType.RC) & flags.is_request) | (hot.nak_state == NakState.FATAL)),
             out.in_error.eq(cfg.state == QpState.ERR),
             out.order_ok.eq(Mux(flags.starts, hot.message == Message.NONE, inside)),
             out.access_ok.eq((wants & ~cfg.access) == 0),
@@ -295,7 +297,10 @@ class Sequence(wiring.Component):
         m.d.comb += fits.eq(stage.resid <= self._pmtu3)
         m.d.sync += out.eq(stage)
         self._here, self._behind = Signal(), Signal()
-        self._resid_bad, self._resid_zero = Signal(), Signal()
+        self._early, self._length_bad, self._resid_bad = Signal(), Signal(), Signal()
+        resid_bad = Signal()
+        # R-LEN-3: the last packet carries exactly the rest, and no packet before it may.
+        m.d.comb += resid_bad.eq(stage.is_write & Mux(flags.ends, stage.resid != desc.length, fits))
         self._next_psn, self._last_psn, self._next_msn = Signal(24), Signal(24), Signal(24)
         self._next_resid, self._va4 = Signal(32), Signal(64)
         self._next_rq = Signal(16)
@@ -303,9 +308,9 @@ class Sequence(wiring.Component):
         m.d.sync += [
             self._here.eq(self._delta3 == 0),
             self._behind.eq(self._delta3[23]),  # R-PSN-1: a distance of 2^23 is behind
-            # R-LEN-3: the last packet carries exactly the rest, and no packet before it may.
-            self._resid_bad.eq(stage.is_write & Mux(flags.ends, stage.resid != desc.length, fits)),
-            self._resid_zero.eq(stage.resid == 0),
+            self._early.eq(~stage.order_ok | ~stage.access_ok | stage.unsupported),
+            self._resid_bad.eq(resid_bad),
+            self._length_bad.eq(~stage.length_ok | (resid_bad & (stage.resid == 0))),
             self._next_psn.eq(hot.epsn + 1),
             self._next_msn.eq(hot.msn + 1),
             self._next_rq.eq(hot.rq_index + 1),
@@ -334,6 +339,7 @@ class Sequence(wiring.Component):
             job.psn.eq(desc.psn),
             job.length.eq(desc.length),
             job.head.eq(desc.head),
+            job.has_data.eq(stage.has_data & ~stage.item.event),
             job.response_psn.eq(desc.psn),
             job.msn.eq(hot.msn),
             job.msn_before.eq(hot.msn),
@@ -363,7 +369,7 @@ class Sequence(wiring.Component):
                 job.index.eq(stage.producer),
                 job.length.eq(0),
             ]
-        with m.Elif(~stage.running | (hot.nak_state == NakState.FATAL)):
+        with m.Elif(stage.drop):
             m.d.comb += job.dropped.eq(1)
         with m.Elif(self._behind):
             # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, no change of state.
@@ -383,7 +389,7 @@ class Sequence(wiring.Component):
                 note.eq(job.respond),
                 nak_state.eq(NakState.SEQUENCE),
             ]
-        with m.Elif(~stage.order_ok | ~stage.access_ok | stage.unsupported):  # checks 2, 3, 4
+        with m.Elif(self._early):  # checks 2, 3, 4
             # 8.2: the receive WQE of a SEND under way completes in error.
             m.d.comb += [
                 fatal.eq(1),
@@ -396,7 +402,7 @@ class Sequence(wiring.Component):
                 note.eq(1),
                 nak_state.eq(NakState.RNR),
             ]
-        with m.Elif(~stage.length_ok | (self._resid_bad & self._resid_zero)):  # check 6; 8 where R-RES-2 skips 7
+        with m.Elif(self._length_bad):  # check 6; 8 where R-RES-2 skips 7
             # R-RES-5: a WRITE with immediate data gives its receive WQE back.
             m.d.comb += [
                 fatal.eq(1),

@@ -42,8 +42,8 @@ class Walk(wiring.Component):
         needs_key = Signal()
         walks = Signal()
         m.d.comb += [
-            needs_key.eq((job.kind == JobKind.WRITE) & ((job.length != 0) | job.nak_after_key)),
-            walks.eq((job.kind == JobKind.SEND) & (job.length != 0) & (self.i.p.wqe_error == VendorError.NONE)),
+            needs_key.eq((job.kind == JobKind.WRITE) & (job.has_data | job.nak_after_key)),
+            walks.eq((job.kind == JobKind.SEND) & job.has_data & (self.i.p.wqe_error == VendorError.NONE)),
             self.o.p.qpn.eq(job.qpn),
             self.o.p.job.eq(job),
             self.o.p.wqe_error.eq(Mux(job.kind == JobKind.SEND, self.i.p.wqe_error, VendorError.NONE)),
