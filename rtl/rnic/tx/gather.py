@@ -1,0 +1,254 @@
+"""Payload fetch: from packet descriptors and gather lists to packets with payload."""
+
+from amaranth import *
+from amaranth.hdl import Assert
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import CtxTable, VendorError, WcStatus
+from ..config import Params
+from ..records import (
+    CtxBus,
+    DmaReadSignature,
+    GatherSegment,
+    Probe,
+    ProbeEvent,
+    SendFailure,
+    TxHeader,
+    TxJob,
+    XlateSignature,
+    XlateStatus,
+)
+from ..stream.align import Packer
+from ..stream.beat import Beat
+from ..stream.check import watch
+from ..stream.fifo import StreamFifo
+from .window import TranslatedJob, TranslateWindow
+
+__all__ = ["Gather"]
+
+_INLINE_BYTES = 96  # inline data of the largest send WQE (abi.inline_bytes)
+
+
+class Gather(wiring.Component):
+    """Fetches the payload of outgoing packets and hands packets on, those of one QP in order.
+
+    All segments of a packet are translated before its first byte is read (`TranslateWindow`); reads are issued in the order
+    in which packets leave; up to ``2 * desc_depth`` packets may wait for their payload, and as many bytes as the DMA engine
+    allows this client. A header appears on ``header`` when its first payload beat is there. Packets without payload pass in
+    order without a read. Inline payload comes on ``inline``, packets in the order of their jobs (R-WQ-5).
+
+    Errors (R-ERR-7): a packet that cannot be translated, or whose read fails, makes one `SendFailure` (LOC_PROT_ERR with the
+    reason, or LOC_QP_OP_ERR / HOST_BUS; in the latter case the packet leaves with ``err`` on its last beat) and poisons its
+    QP: that packet and all later ones of the QP are dropped, until a context write to word 0 of REQUESTER_HOT.
+
+    Timing: job to read command 11 cycles plus the translation; first word to first payload beat as `Packer` (2 or 3 cycles);
+    one beat per cycle, no idle cycle between packets; one packet every 3 cycles.
+
+    Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
+    LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        self.packets = 2 * p.desc_depth
+        self.window = TranslateWindow(p)
+        self.tag_bits = self.window.tag_bits
+        beats = stream.Signature(Beat(p.data_width))
+        super().__init__({
+            "job": In(stream.Signature(TxJob(p))),
+            "segment": In(stream.Signature(GatherSegment(p))),
+            "inline": In(beats),
+            "ctx": In(CtxBus(p)),
+            "header": Out(stream.Signature(TxHeader(p))),
+            "payload": Out(beats),
+            "failure": Out(stream.Signature(SendFailure(p))),
+            "xlate": Out(XlateSignature(p, self.tag_bits)),
+            "read": Out(DmaReadSignature(p)),
+            "probe_translated": Out(Probe()),
+            "probe_read": Out(Probe()),
+            "probe_arrived": Out(Probe()),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        p = self.p
+        m.submodules.window = window = self.window
+        m.submodules.flight = flight = StreamFifo(TranslatedJob(p), self.packets)
+        m.submodules.packer = packer = Packer(p.data_width)
+        inline_depth = p.desc_depth * -(-_INLINE_BYTES // p.lanes)
+        m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), inline_depth)
+
+        wiring.connect(m, wiring.flipped(self.job), window.job)
+        wiring.connect(m, wiring.flipped(self.segment), window.segment)
+        wiring.connect(m, window.xlate, wiring.flipped(self.xlate))
+        wiring.connect(m, window.o, flight.i)
+        wiring.connect(m, wiring.flipped(self.inline), inline.i)
+        m.d.comb += self.probe_translated.eq(window.probe)
+
+        self._read(m, window, packer)
+        self._emit(m, flight, packer.o, inline.o)
+        for name in ("job", "segment", "inline", "header", "payload", "failure"):
+            watch(m, name, getattr(self, name))
+        watch(m, "command", self.read.command)
+        return m
+
+    def _read(self, m, window, packer):
+        """Pieces to read commands, words to packets."""
+        pieces = window.pieces
+        piece = pieces.payload
+        # Commands under way: 1 for the last of its packet.
+        m.submodules.ends = ends = StreamFifo(1, 2 * self.packets)
+        rest = Signal()  # the second piece is due
+        issued = Signal()
+        command, word = self.read.command, self.read.word
+        m.d.comb += [
+            command.valid.eq(pieces.valid & ends.i.ready),
+            command.payload.address.eq(Mux(rest, piece.address_1, piece.address_0)),
+            command.payload.length.eq(Mux(rest, piece.span_1, piece.span_0)),
+            issued.eq(command.valid & command.ready),
+            ends.i.valid.eq(issued),
+            ends.i.payload.eq(piece.last & (rest | ~piece.two)),
+            pieces.ready.eq(issued & (rest | ~piece.two)),
+        ]
+        with m.If(issued):
+            m.d.sync += rest.eq(piece.two & ~rest)
+        m.d.comb += [
+            packer.i.valid.eq(word.valid & ends.o.valid),
+            word.ready.eq(packer.i.ready & ends.o.valid),
+            packer.i.payload.data.eq(word.payload.data),
+            packer.i.payload.first.eq(word.payload.first),
+            packer.i.payload.count.eq(word.payload.count),
+            packer.i.payload.last.eq(word.payload.last & ends.o.payload),
+            packer.i.payload.err.eq(word.payload.err & word.payload.last),
+            ends.o.ready.eq(word.valid & word.ready & word.payload.last),
+        ]
+        if self.p.probe:
+            m.d.comb += [
+                self.probe_read.valid.eq(issued),
+                self.probe_read.event.eq(ProbeEvent.PAYLOAD_READ),
+                self.probe_read.qpn.eq(piece.qpn),
+                self.probe_read.psn.eq(piece.psn),
+                self.probe_read.length.eq(command.payload.length),
+            ]
+
+    def _emit(self, m, flight, packed, inline):
+        """Packets leave in order; here, and only here, failures are seen, so that all before them has left."""
+        p = self.p
+        m.submodules.poison = poison = memory.Memory(shape=1, depth=p.num_qps, init=[])  # R-ERR-7
+        poison_read = poison.read_port()
+        poison_write = poison.write_port()
+        packet = Signal(TranslatedJob(p))
+        job = packet.job
+        poisoned = Signal()
+        host_error = Signal()  # the payload could not be read
+        payload_left = Signal()
+        header_left = Signal()
+        poison_set = Signal()
+
+        source = stream.Signature(Beat(p.data_width)).create(path=("source",))  # the payload of the packet at hand
+        m.d.comb += [
+            source.valid.eq(Mux(job.inline, inline.valid, packed.valid)),
+            source.payload.eq(Mux(job.inline, inline.payload.as_value(), packed.payload.as_value())),
+            packed.ready.eq(source.ready & ~job.inline),
+            inline.ready.eq(source.ready & job.inline),
+            poison_read.addr.eq(flight.o.payload.job.header.qpn),
+            self.header.payload.eq(job.header),
+            self.payload.payload.eq(source.payload),
+            self.failure.payload.qpn.eq(job.header.qpn),
+            self.failure.payload.wqe_index.eq(job.wqe_index),
+            self.failure.payload.status.eq(Mux(host_error, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
+            # The outcomes of a translation are numbered like the reasons (records.XlateStatus).
+            self.failure.payload.vendor_err.eq(
+                Mux(host_error, VendorError.HOST_BUS, (packet.status.as_value() + 2)[:4])),
+        ]
+        # The QP's poison is looked up while the packet is the next one, and again when a failure may have changed it.
+        looked = Signal(2)
+        next_poisoned = Signal()
+        following = Signal()  # the next packet becomes the one at hand
+        here = Signal()  # there is a packet at hand
+        finished = Signal()
+        m.d.comb += [
+            flight.o.ready.eq(looked[1] & (~here | finished) & ~poison_set),
+            following.eq(flight.o.valid & flight.o.ready),
+        ]
+        m.d.sync += [
+            looked.eq(Mux(following | poison_set, 0, Cat(flight.o.valid, looked[0]))),
+            next_poisoned.eq(poison_read.data),
+        ]
+
+        first = Signal()
+        taken = Signal()
+        ended = Signal()
+        failed = Signal()  # of the next packet
+        passes = Signal()  # the packet at hand is sent
+        drained = Signal()  # nothing is left of its payload behind this cycle
+        m.d.comb += [
+            taken.eq(source.valid & source.ready),
+            ended.eq(taken & source.payload.last),
+            drained.eq(~payload_left | ended),
+            failed.eq(flight.o.payload.status != XlateStatus.OK),
+            passes.eq(here & ~poisoned & (packet.status == XlateStatus.OK)),
+            self.payload.valid.eq(passes & payload_left & source.valid),
+        ]
+        with m.If(taken):
+            m.d.sync += [first.eq(0), payload_left.eq(~source.payload.last)]
+        with m.If(self.header.valid & self.header.ready):
+            m.d.sync += header_left.eq(0)
+        with m.If(ended & source.payload.err):
+            m.d.sync += host_error.eq(1)
+        with m.If(finished):
+            m.d.sync += here.eq(0)
+        with m.If(following):
+            m.d.sync += [
+                packet.eq(flight.o.payload),
+                poisoned.eq(next_poisoned),
+                payload_left.eq(~failed & (flight.o.payload.job.header.length != 0)),
+                header_left.eq(~failed),
+                first.eq(1),
+                host_error.eq(0),
+                here.eq(1),
+            ]
+
+        with m.FSM(name="emit"):
+            with m.State("PASS"):
+                m.d.comb += self.header.valid.eq(passes & header_left & (~payload_left | ~first | source.valid))
+                with m.If(here & poisoned):
+                    m.d.comb += [source.ready.eq(payload_left), finished.eq(drained)]
+                with m.Elif(passes):
+                    m.d.comb += source.ready.eq(payload_left & self.payload.ready)
+                    with m.If((~header_left | self.header.ready) & drained):
+                        with m.If(Mux(ended, source.payload.err, host_error)):
+                            m.next = "FAIL"
+                        with m.Else():
+                            m.d.comb += finished.eq(1)
+                with m.Elif(here):
+                    m.next = "FAIL"
+            with m.State("FAIL"):
+                m.d.comb += [
+                    self.failure.valid.eq(1),
+                    poison_set.eq(self.failure.ready),
+                    finished.eq(self.failure.ready),
+                ]
+                with m.If(self.failure.ready):
+                    m.next = "PASS"
+
+        # The engine sets, the command engine clears; the bus waits for the engine.
+        bus = self.ctx.payload
+        mine = Signal()
+        m.d.comb += [
+            mine.eq((bus.table == CtxTable.REQUESTER_HOT) & (bus.word == 0)),
+            self.ctx.ready.eq(~mine | ~poison_set),
+            poison_write.en.eq(poison_set | (self.ctx.valid & mine)),
+            poison_write.addr.eq(Mux(poison_set, job.header.qpn, bus.index)),
+            poison_write.data.eq(poison_set),
+        ]
+        if p.probe:
+            m.d.comb += [
+                self.probe_arrived.valid.eq(taken & first & ~job.inline),
+                self.probe_arrived.event.eq(ProbeEvent.PAYLOAD_ARRIVED),
+                self.probe_arrived.qpn.eq(job.header.qpn),
+                self.probe_arrived.psn.eq(job.header.psn),
+                self.probe_arrived.length.eq(job.header.length),
+            ]
+        m.d.sync += Assert(~packed.valid | ~packed.payload.last | packed.payload.keep.any(), "Gather: empty packet")
