@@ -146,7 +146,7 @@ class Complete(wiring.Component):
 
     The state starts again when a command writes the RQ counters of ResponderHot.
 
-    Timing: 1 cycle per write command, at least 1 per job; a FLUSH 2 cycles and 1 per receive WQE.
+    Timing: 1 cycle per write command, at least 1 per job; a FLUSH 3 cycles and 2 per receive WQE.
 
     Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state} out: streams; ``ctx``;
     ``drained``, ``drained_qpn``.
@@ -203,6 +203,7 @@ class Complete(wiring.Component):
         ]
 
         flush_next = Signal(16)
+        flushed = Signal()
         after = Signal(16)
         cqe = cqes.i
         m.d.comb += [
@@ -223,7 +224,7 @@ class Complete(wiring.Component):
                 with m.If(states.o.valid & room):
                     with m.If(job.kind == JobKind.FLUSH):
                         with m.If(job.complete):
-                            m.next = "Flush"
+                            m.next = "FlushLook"
                         with m.Else():
                             m.d.comb += [done.eq(1), self.drained.eq(1)]
                     with m.Else():
@@ -238,6 +239,9 @@ class Complete(wiring.Component):
                         m.d.sync += Assert(
                             ~cqe.valid | (job.index == state.next),
                             Format("QP {} completes receive WQE {} instead of {}", job.qpn, job.index, state.next))
+            with m.State("FlushLook"):
+                m.d.sync += flushed.eq(flush_next == job.index)
+                m.next = "Flush"
             with m.State("Flush"):
                 m.d.comb += [
                     cqe.p.wqe_counter.eq(flush_next),
@@ -246,12 +250,14 @@ class Complete(wiring.Component):
                     states.update_state.next.eq(flush_next),
                     states.update_state.dead.eq(1),
                 ]
-                with m.If(flush_next == job.index):
+                with m.If(flushed):
                     m.d.comb += [done.eq(1), states.update.eq(1), self.drained.eq(1)]
                     m.next = "Jobs"
                 with m.Else():
                     m.d.comb += cqe.valid.eq(1)
-                    m.d.sync += flush_next.eq(flush_next + cqe.ready)
+                    with m.If(cqe.ready):
+                        m.d.sync += flush_next.eq(flush_next + 1)
+                        m.next = "FlushLook"
         return m
 
     def _finish(self, m, job, cqe, error, poison):

@@ -123,6 +123,7 @@ class Sequence(wiring.Component):
         m.submodules.jobs = jobs = StreamFifo(Job(p), p.desc_depth)
         wiring.connect(m, jobs.o, wiring.flipped(self.job))
         self._hot, self._jobs = hot, jobs
+        self._hot_waits = Signal()  # a command wants to write the hot table
 
         # Four stages: 1 and 2 wait for the tables, 3 and 4 hold results of the checks.
         self._valid = [Signal(name=f"stage{i}_valid") for i in range(1, 5)]
@@ -140,7 +141,7 @@ class Sequence(wiring.Component):
             m.d.sync += self._valid[i].eq(self._valid[i - 1])
         m.d.sync += [stage1.eq(entry), stage2.eq(stage1), flags2.eq(flags1)]
 
-        self._context_bus(m, (cfg, hot, producer), qpns)
+        self._context_bus(m, (cfg, hot, producer))
         self._check(m, stage2, flags2, cfg.read(0)[1], hot.read(0)[1], producer.read(0)[1])
         self._arithmetic(m)
         self._decide(m)
@@ -171,7 +172,7 @@ class Sequence(wiring.Component):
             self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
             room.eq(credits != 0),
             offered.eq(rung | self.flush.valid | self.request.valid),
-            enter.eq(offered & room & ~busy),
+            enter.eq(offered & room & ~busy & ~self._hot_waits),
             entry.desc.eq(self.request.payload),
         ]
         with m.If(rung):
@@ -199,13 +200,13 @@ class Sequence(wiring.Component):
         ]
         return entry
 
-    def _context_bus(self, m, tables, qpns):
-        """A command's write to the hot table waits until no packet of that QP is about to write it."""
+    def _context_bus(self, m, tables):
+        """A command's write to the hot table waits until no packet is about to write it; meanwhile none enters."""
         write = self.ctx.payload
         conflict = Signal()
         m.d.comb += [
-            conflict.eq((write.table == CtxTable.RESPONDER_HOT) & Cat(
-                valid & (qpn == write.index[: len(qpn)]) for valid, qpn in zip(self._valid, qpns, strict=True)).any()),
+            self._hot_waits.eq(self.ctx.valid & (write.table == CtxTable.RESPONDER_HOT)),
+            conflict.eq((write.table == CtxTable.RESPONDER_HOT) & Cat(self._valid).any()),
             self.ctx.ready.eq(~conflict & Cat(table.ctx.ready for table in tables).all()),
         ]
         for table in tables:
@@ -432,9 +433,9 @@ class Sequence(wiring.Component):
             m.d.comb += [job.respond.eq(1), job.syndrome.eq(invalid), note.eq(1), nak_state.eq(NakState.FATAL)]
 
         m.d.comb += [
-            self._hot.write_en.eq(packet & (accept | note)),
+            self._hot.write_en.eq(packet),  # perhaps no word: the choice of the address shall not wait for the verdict
             self._hot.write_index.eq(desc.qpn),
-            self._hot.write_words.eq(Mux(accept, -1, 1)),
+            self._hot.write_words.eq(Mux(accept, -1, note)),
             write.epsn.eq(Mux(accept, self._next_psn, hot.epsn)),
             write.nak_state.eq(nak_state),
             write.msn.eq(job.msn),

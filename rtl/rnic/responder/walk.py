@@ -100,6 +100,7 @@ class Walk(wiring.Component):
                 m.d.sync += [
                     va.eq(Cat(low[:32], sge.addr[32:] + low[32])),
                     take.eq(Mux(remains[:32] < left, remains, left)),
+                    final.eq(remains[:32] >= left),
                 ]
                 with m.If(covers):
                     m.d.sync += offset.eq(0)
@@ -109,7 +110,6 @@ class Walk(wiring.Component):
                     next_sge()
             with m.State("Ask"):
                 m.d.comb += [
-                    final.eq(take == left),
                     request.p.key.eq(sge.lkey),
                     request.p.rights.eq(Access.LOCAL_WRITE),
                     request.p.va.eq(va),
