@@ -15,6 +15,24 @@ TOP_NAME = "rnic"
 # An Amaranth Assert or Print is one `$check` or `$print` cell of RTLIL; cells are flat blocks up to their `end`.
 _CHECK_CELL = re.compile(r"^  cell \$(?:check|print) .*?^  end\n", re.MULTILINE | re.DOTALL)
 
+# Yosys writes bits that are constant beside bits that are not as `always @* x[6:1] = 6'h10;`. A block without inputs never
+# runs in simulation, so the bits would stay 0. A register that never changes makes it run once.
+_CONSTANT_BLOCK = re.compile(r"^  always @\*\n    (\S.*? = [\d'bh{}, a-f]+;)\n", re.MULTILINE)
+_MODULE_HEAD = re.compile(r"^module (?:.*?)\);\n", re.MULTILINE | re.DOTALL)
+_ONCE = "rnic_once"
+
+
+def _run_constant_blocks(text: str) -> str:
+    """Make every constant block run at time zero."""
+    parts = re.split(r"(?<=^endmodule\n)", text, flags=re.MULTILINE)
+    for i, part in enumerate(parts):
+        fixed, count = _CONSTANT_BLOCK.subn(
+            lambda match: f"  always @* begin\n    if ({_ONCE}) begin end\n    {match[1]}\n  end\n", part
+        )
+        if count:
+            parts[i] = _MODULE_HEAD.sub(lambda head: head[0] + f"  reg {_ONCE} = 0;\n", fixed, count=1)
+    return "".join(parts)
+
 
 def port_map(component: wiring.Component) -> dict:
     """Ports of a component as `verilog.convert` takes them, members joined by one underscore.
@@ -41,7 +59,7 @@ def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions:
     text, _names = rtlil.convert_fragment(Fragment.get(component, None), port_map(component), name, emit_src=False)
     if not assertions:
         text = _CHECK_CELL.sub("", text)
-    return verilog._convert_rtlil_text(text, strip_internal_attrs=True)
+    return _run_constant_blocks(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
 
 
 def nic_verilog(config: RnicConfig, *, assertions: bool = True) -> str:

@@ -71,3 +71,29 @@ def test_probe_port_is_absent_when_left_out():
     text = nic_verilog(CONFIGS["tiny"].replace(probe=False), assertions=False)
     module = re.search(r"^module rnic\s*\((.*?)\);", text, re.M | re.S)
     assert module and "probe" not in module[1]
+
+
+def test_constant_bits_beside_others_have_their_value():
+    """Bits of a signal that are constant while others are not: a block without inputs must still run."""
+    from amaranth import Module, Signal
+    from amaranth.lib import wiring
+    from amaranth.lib.wiring import In, Out
+
+    from rnic.verilog import to_verilog
+
+    class Mixed(wiring.Component):
+        def __init__(self):
+            super().__init__({"i": In(2), "o": Out(8)})
+
+        def elaborate(self, platform):
+            m = Module()
+            state = Signal(2)
+            m.d.sync += state.eq(self.i)
+            m.d.comb += self.o[4:8].eq(0xA)
+            with m.Switch(state):
+                with m.Case(1):
+                    m.d.comb += self.o[0].eq(self.i[0])
+            return m
+
+    text = to_verilog(Mixed())
+    assert not re.search(r"always @\*\n\s+o\[7:\d\] = ", text) and "4'ha" in text

@@ -5,7 +5,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..config import Params
-from ..records import AckJob, Probe, ProbeEvent, TxHeader
+from ..records import AckJob, TxHeader
 from ..stream.buffer import SkidBuffer
 from ..wire.opcode import Opcode
 
@@ -17,7 +17,7 @@ class AckSender(wiring.Component):
 
     Timing: latency 1 cycle, one job per cycle; order is kept; all outputs come from registers.
 
-    Probe: ACK_SENT (psn, opcode = syndrome) when the header leaves.
+    The responder reports ACK_SENT when it gives the job.
     """
 
     def __init__(self, p: Params):
@@ -25,7 +25,6 @@ class AckSender(wiring.Component):
         super().__init__({
             "job": In(stream.Signature(AckJob(p))),
             "header": Out(stream.Signature(TxHeader(p))),
-            "probe": Out(Probe()),
         })
 
     def elaborate(self, platform):
@@ -43,12 +42,4 @@ class AckSender(wiring.Component):
             header.syndrome.eq(job.syndrome),
             header.msn.eq(job.msn),
         ]
-        if self.p.probe:
-            m.d.comb += [
-                self.probe.valid.eq(self.header.valid & self.header.ready),
-                self.probe.event.eq(ProbeEvent.ACK_SENT),
-                self.probe.qpn.eq(job.qpn),
-                self.probe.psn.eq(job.psn),
-                self.probe.opcode.eq(job.syndrome),
-            ]
         return m
