@@ -139,7 +139,7 @@ class EndpointEnd:
 
     # ---- results ----------------------------------------------------------------------------------------------
 
-    def completions(self, wanted: int = 0) -> list[cap.ExpectedWc]:
+    def completions(self, wanted: int = 0, or_frame: bool = False) -> list[cap.ExpectedWc]:
         self.wcs += [
             cap.ExpectedWc(
                 wc.wr_id, wc.status, wc.byte_len, wc.opcode, wc.inv_rkey if wc.flags & ep.WcFlag.WITH_INV else wc.imm,

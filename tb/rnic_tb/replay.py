@@ -52,8 +52,11 @@ class ReplayEnd(Protocol):
         """Frames sent that nobody asked for."""
         ...
 
-    def completions(self, wanted: int = 0) -> list[cap.ExpectedWc]:
-        """All completions so far; while there are fewer than `wanted` work under way may end, no timer of the transport."""
+    def completions(self, wanted: int = 0, or_frame: bool = False) -> list[cap.ExpectedWc]:
+        """All completions so far; while there are fewer than `wanted` work under way may end, no timer of the transport.
+
+        With `or_frame` a frame to be taken ends the wait.
+        """
         ...
 
     def run_timers(self, wanted: int) -> None:
@@ -156,7 +159,7 @@ class Replay:
         wanted = done + len(step.entries)
         while self.frames:
             own_next = self.frames[0].sender == self.side
-            if len(self.end.completions(0 if own_next else wanted)) >= wanted:
+            if len(self.end.completions(wanted, own_next)) >= wanted:
                 break
             self.one_frame()
         self.end.run_timers(wanted)

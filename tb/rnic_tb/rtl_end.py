@@ -62,6 +62,7 @@ class RtlEnd:
         self.context = self.lab.contexts[0]
         self.timeout_cycles = 4 * (4096 << scenario.timeout) * config.clock_hz // 10**9  # R-TMO-1: at most four times
         self.wcs: list[cap.ExpectedWc] = []
+        self.sent: list[bytes] = []
         self._addresses()
         self.pd, self.cq = PD(self.context), CQ(self.context, CQ_DEPTH)
         self.mr = self._memory()
@@ -175,29 +176,37 @@ class RtlEnd:
         self.host.inject(raw)
 
     def next_frame(self, repeated: bool) -> bytes | None:
-        try:
-            return self.host.wait_frame(FRAME_CYCLES + repeated * self.timeout_cycles).data
-        except Timeout:
-            return None
+        if not self._has_frame():
+            try:
+                return self.host.wait_frame(FRAME_CYCLES + repeated * self.timeout_cycles).data
+            except Timeout:
+                return None
+        return self.sent.pop(0)
 
     def leftovers(self) -> list[bytes]:
         self.lab.relax(SETTLE_CYCLES)
-        return [frame.data for frame in iter(self.host.receive, None)]
+        self._has_frame()
+        return self.sent
+
+    def _has_frame(self) -> bool:
+        """Is there a frame to be taken?"""
+        self.sent += [frame.data for frame in iter(self.host.receive, None)]
+        return bool(self.sent)
 
     # ---- results ------------------------------------------------------------------------------------------------
 
-    def completions(self, wanted: int = 0) -> list[cap.ExpectedWc]:
-        self._poll_until(wanted, SETTLE_CYCLES)
+    def completions(self, wanted: int = 0, or_frame: bool = False) -> list[cap.ExpectedWc]:
+        self._poll_until(wanted, SETTLE_CYCLES, or_frame)
         return self.wcs
 
     def run_timers(self, wanted: int) -> None:
         self._poll_until(wanted, FRAME_CYCLES + self.timeout_cycles)
 
-    def _poll_until(self, wanted: int, cycles: int) -> None:
+    def _poll_until(self, wanted: int, cycles: int, or_frame: bool = False) -> None:
         end = self.world.cycle + cycles
         while True:
             self.wcs += map(_recorded, self.cq.poll(CQ_DEPTH)[1])
-            if len(self.wcs) >= wanted or self.world.cycle >= end:
+            if len(self.wcs) >= wanted or self.world.cycle >= end or (or_frame and self._has_frame()):
                 return
             self.lab.relax(POLL_CYCLES)
 
@@ -209,5 +218,9 @@ class RtlEnd:
 
 def _recorded(wc: WC) -> cap.ExpectedWc:
     """A completion in the captures' terms."""
-    imm = _swapped(wc.imm_data) if wc.wc_flags & WCFlags.WITH_IMM else wc.imm_data
+    imm = 0  # means something with one of the flags alone
+    if wc.wc_flags & WCFlags.WITH_IMM:
+        imm = _swapped(wc.imm_data)
+    elif wc.wc_flags & WCFlags.WITH_INV:
+        imm = wc.invalidated_rkey
     return cap.ExpectedWc(wc.wr_id, int(wc.status), wc.byte_len, int(wc.opcode), imm, int(wc.wc_flags))

@@ -25,7 +25,7 @@ from .wqe_decode import DecodedWqe, WqeDecoder
 
 __all__ = ["Segmenter"]
 
-ACK_EVERY = 16  # packets; R-REQ-2
+ACK_EVERY = 64  # packets of a message; R-REQ-2
 MIN_PMTU_BITS = 8
 SGE_BITS = 8 * SGE_BYTES
 
@@ -136,6 +136,7 @@ class Segmenter(wiring.Component):
         self._last_psn = Signal(24, name="last_psn")
         self._size = Signal(13, name="size")  # payload of this packet
         self._ends = Signal(name="ends")
+        self._asks = Signal(name="asks_for_ack")
         self._pmtu = Signal(13, name="pmtu")
         self._to_gather = Signal(13, name="to_gather")  # payload bytes of this packet without a segment so far
         self._seek = Signal(32, name="seek")
@@ -303,7 +304,10 @@ class Segmenter(wiring.Component):
                     m.d.sync += [head.addr.eq(head.addr + self._seek), head.length.eq(head.length - self._seek)]
                     m.next = "PACKET"
             with m.State("PACKET"):
+                number = Signal(range(ACK_EVERY), name="packet_number")  # in the message, modulo
+                m.d.comb += number.eq(hot.offset >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)
                 m.d.sync += [
+                    self._asks.eq((self._left <= self._pmtu) | number.all()),  # R-REQ-2
                     self._ends.eq(self._left <= self._pmtu),
                     self._size.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
                     self._to_gather.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
@@ -403,7 +407,7 @@ class Segmenter(wiring.Component):
             header.opcode.eq(self._wire_opcode),
             header.psn.eq(psn),
             header.solicited.eq(self._ends & wqe.solicited),
-            header.ackreq.eq(self._ends | (psn[: (ACK_EVERY - 1).bit_length()] == ACK_EVERY - 1)),  # R-REQ-2
+            header.ackreq.eq(self._asks),
             header.length.eq(self._size),
             header.va.eq(wqe.remote_addr),
             header.rkey.eq(wqe.rkey),
