@@ -5,7 +5,6 @@ from amaranth import *
 from amaranth.lib import wiring
 
 from rnic.config import CONFIGS, Params
-from rnic.records import ProbeEvent
 from rnic.tx.ack import AckSender
 from rnic.tx.arbiter import OVERHEAD_BYTES, QUANTUM_BYTES, TxArbiter
 from rnic.tx.build import Builder
@@ -172,7 +171,6 @@ def test_ack_sender():
     rng = seeded(2)
     jobs = [{"qpn": rng.randrange(8), "psn": rng.getrandbits(24), "syndrome": rng.getrandbits(8), "msn": rng.getrandbits(24)}
             for _ in range(20)]  # fmt: skip
-    probes = []
 
     async def feed(ctx):
         await send(ctx, dut.job, jobs, rng, 0.3)
@@ -181,19 +179,10 @@ def test_ack_sender():
         for job in jobs:
             (header,) = await recv(ctx, dut.header, 1, rng, 0.3)
             want = {**job, "opcode": Opcode.RC_ACK.value}
-            shape = header.shape()
-            assert {name: int(header[name]) for name in dict(shape.members)} == {
-                name: want.get(name, 0) for name in dict(shape.members)}  # fmt: skip
+            names = dict(header.shape().members)
+            assert {name: int(header[name]) for name in names} == {name: want.get(name, 0) for name in names}
 
-    async def watch(ctx):
-        while len(probes) < len(jobs):
-            _, _, probe = await ctx.tick().sample(dut.probe)
-            if probe.valid:
-                assert probe.event == ProbeEvent.ACK_SENT
-                probes.append((int(probe.qpn), int(probe.psn), int(probe.opcode)))
-
-    simulate(dut, feed, drain, watch)
-    assert probes == [(job["qpn"], job["psn"], job["syndrome"]) for job in jobs]
+    simulate(dut, feed, drain)
 
 
 # ---------------------------------------------------------------------------------------------------------- EthMerge

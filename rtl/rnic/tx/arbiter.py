@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..config import MAX_PMTU, Params
 from ..records import TxHeader
 from ..stream.beat import Beat
-from ..stream.buffer import StreamRegister
+from ..stream.buffer import SkidBuffer
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 
@@ -19,7 +19,9 @@ OVERHEAD_BYTES = 64
 QUANTUM_BYTES = MAX_PMTU + OVERHEAD_BYTES
 """Credit of a turn: at least the largest packet, so that a turn always allows one."""
 _PAYLOAD_BEATS = 8  # input buffer of a source: hides the way from a grant to the packet's first payload beat
-_GRANTS = 8  # packets granted whose payload has not passed
+# Packets granted whose payload has not passed: fewer than the beats of an input buffer, so that a source with one-beat packets
+# still shows the next one while its granted ones wait behind a long packet.
+_GRANTS = 4
 
 
 class TxArbiter(wiring.Component):
@@ -31,8 +33,9 @@ class TxArbiter(wiring.Component):
     their order; payloads are never interleaved. The header of the next packet leaves while the payload of the one before is
     still passing.
 
-    Timing: header latency 1 cycle, one packet every 2 cycles; payload latency 2 cycles, one beat per cycle, no idle cycle
-    between packets; ``header_i_<k>.ready`` depends on registers and on the sources' valid, ``payload_i_<k>.ready`` on registers.
+    Timing: header latency 2 cycles, one packet every 2 cycles (3 of each, without payload and not of source 0); payload 2
+    cycles behind its header's move, one beat per cycle, no idle cycle between packets; every ``ready`` depends on registers
+    only.
 
     Parameters: ``p``; ``n`` >= 2 sources. Members: arrays ``header_i``, ``payload_i`` (index 0 takes nothing), ``header``,
     ``payload``.
@@ -59,31 +62,44 @@ class TxArbiter(wiring.Component):
         taken = Signal(n)  # a packet of this source whose payload has begun to arrive is granted
         fifos, begun = self._buffers(m, taken)
         grants = self._payload_path(m, fifos)
-        for source in range(n):
+        moved = Signal()  # the chosen header is taken
+        chosen = Signal(range(n))
+        m.d.comb += eligible[0].eq(self.header_i[0].valid)
+        for source in range(1, n):
             header = self.header_i[source]
-            m.d.comb += eligible[source].eq(header.valid & (begun[source] | (header.payload.length == 0)))
+            empty = Signal(name=f"empty_{source}")  # a packet without payload: known one cycle after its header came
+            m.d.sync += empty.eq(header.valid & (header.payload.length == 0) & ~(moved & (chosen == source)))
+            m.d.comb += eligible[source].eq(header.valid & (begun[source] | empty))
         m.d.sync += Assert(~self.header_i[0].valid | (self.header_i[0].payload.length == 0),
                            "TxArbiter: source 0 has payload")
 
         self._choose(m, eligible, grant, granted)
 
-        # The header register is filled only when it is empty: ready then needs no path through.
-        chosen = Signal(TxHeader(self.p))
-        m.d.comb += granted.eq(eligible.any() & ~self.header.valid & grants.i.ready)
-        with m.Switch(grant):
-            for source in range(n):
-                with m.Case(source):
-                    m.d.comb += [chosen.eq(self.header_i[source].payload), self.header_i[source].ready.eq(granted)]
+        # Choose in one cycle, move the header in the next: what was eligible stays so until it is taken.
+        moving = Signal()
+        header = Signal(TxHeader(self.p))
         m.d.comb += [
-            grants.i.valid.eq(granted & (chosen.length != 0)),
-            grants.i.payload.eq(grant),
+            granted.eq(eligible.any() & ~moving),
+            moved.eq(moving & ~self.header.valid & grants.i.ready),
         ]
         with m.If(granted):
-            m.d.sync += [self.header.valid.eq(1), self.header.payload.eq(chosen)]
+            m.d.sync += [moving.eq(1), chosen.eq(grant)]
+        with m.Elif(moved):
+            m.d.sync += moving.eq(0)
+        with m.Switch(chosen):
+            for source in range(n):
+                with m.Case(source):
+                    m.d.comb += [header.eq(self.header_i[source].payload), self.header_i[source].ready.eq(moved)]
+        m.d.comb += [
+            grants.i.valid.eq(moved & (header.length != 0)),
+            grants.i.payload.eq(chosen),
+        ]
+        with m.If(moved):
+            m.d.sync += [self.header.valid.eq(1), self.header.payload.eq(header)]
         with m.Elif(self.header.ready):
             m.d.sync += self.header.valid.eq(0)
         for source in range(n):
-            m.d.comb += taken[source].eq(grants.i.valid & (grant == source))
+            m.d.comb += taken[source].eq(grants.i.valid & (chosen == source))
         watch(m, "header", self.header)
         watch(m, "payload", self.payload)
         return m
@@ -91,7 +107,7 @@ class TxArbiter(wiring.Component):
     def _buffers(self, m, taken):
         """Payload FIFOs of sources 1.., and for each source whether a packet not yet granted has begun in it."""
         fifos = []
-        begun = [Const(1)]  # a header of source 0 has no payload to wait for
+        begun = [Const(1)]
         m.d.comb += self.payload_i[0].ready.eq(0)
         for source in range(1, self.n):
             fifo = StreamFifo(Beat(self.p.data_width), _PAYLOAD_BEATS)
@@ -115,7 +131,7 @@ class TxArbiter(wiring.Component):
     def _payload_path(self, m, fifos):
         """Payload packets leave in the order of the grants; returns the FIFO of grants."""
         m.submodules.grants = grants = StreamFifo(range(self.n), _GRANTS)
-        m.submodules.out = out = StreamRegister(Beat(self.p.data_width))
+        m.submodules.out = out = SkidBuffer(Beat(self.p.data_width))
         wiring.connect(m, out.o, wiring.flipped(self.payload))
         with m.Switch(grants.o.payload):
             for source, fifo in enumerate(fifos, 1):

@@ -21,6 +21,7 @@ from ..records import (
 )
 from ..stream.align import Packer
 from ..stream.beat import Beat
+from ..stream.buffer import SkidBuffer
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 from .window import TranslatedJob, TranslateWindow
@@ -42,8 +43,8 @@ class Gather(wiring.Component):
     reason, or LOC_QP_OP_ERR / HOST_BUS; in the latter case the packet leaves with ``err`` on its last beat) and poisons its
     QP: that packet and all later ones of the QP are dropped, until a context write to word 0 of REQUESTER_HOT.
 
-    Timing: job to read command 11 cycles plus the translation; first word to first payload beat as `Packer` (2 or 3 cycles);
-    one beat per cycle, no idle cycle between packets; one packet every 3 cycles.
+    Timing: job to read command 11 cycles plus the translation; first word to first payload beat 1 more than `Packer`
+    (3 or 4 cycles), header one cycle later; one beat per cycle, one idle cycle between packets; one packet every 3 cycles.
 
     Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
     LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
@@ -87,7 +88,10 @@ class Gather(wiring.Component):
         m.d.comb += self.probe_translated.eq(window.probe)
 
         self._read(m, window, packer)
-        self._emit(m, flight, packer.o, inline.o)
+        # Cuts the long way of ready from the arbiter back to the DMA engine.
+        m.submodules.packed = packed = SkidBuffer(Beat(p.data_width))
+        wiring.connect(m, packer.o, packed.i)
+        self._emit(m, flight, packed.o, inline.o)
         for name in ("job", "segment", "inline", "header", "payload", "failure"):
             watch(m, name, getattr(self, name))
         watch(m, "command", self.read.command)
@@ -136,113 +140,102 @@ class Gather(wiring.Component):
         """Packets leave in order; here, and only here, failures are seen, so that all before them has left."""
         p = self.p
         m.submodules.poison = poison = memory.Memory(shape=1, depth=p.num_qps, init=[])  # R-ERR-7
-        poison_read = poison.read_port()
         poison_write = poison.write_port()
-        packet = Signal(TranslatedJob(p))
-        job = packet.job
-        poisoned = Signal()
-        host_error = Signal()  # the payload could not be read
-        payload_left = Signal()
+        following = Signal()  # the next packet becomes the one at hand
+        job = Signal(TxJob(p))  # the packet at hand
+        status = Signal(XlateStatus)
+        here = Signal()
+        # What is left to do for it, all in registers.
         header_left = Signal()
+        payload_left = Signal()
+        failure_left = Signal()
+        dropped = Signal()  # its QP is poisoned
+        host_error = Signal()  # the payload could not be read
+        first = Signal()  # no beat of it has passed
+        offered = Signal()  # its header is on `header`
+        finished = Signal()
         poison_set = Signal()
 
-        source = stream.Signature(Beat(p.data_width)).create(path=("source",))  # the payload of the packet at hand
+        source = stream.Signature(Beat(p.data_width)).create(path=("source",))  # its payload
+        taken = Signal()
         m.d.comb += [
             source.valid.eq(Mux(job.inline, inline.valid, packed.valid)),
             source.payload.eq(Mux(job.inline, inline.payload.as_value(), packed.payload.as_value())),
+            source.ready.eq(payload_left & (dropped | self.payload.ready)),
             packed.ready.eq(source.ready & ~job.inline),
             inline.ready.eq(source.ready & job.inline),
-            poison_read.addr.eq(flight.o.payload.job.header.qpn),
+            taken.eq(source.valid & source.ready),
+            self.header.valid.eq(offered),
             self.header.payload.eq(job.header),
+            self.payload.valid.eq(payload_left & ~dropped & source.valid),
             self.payload.payload.eq(source.payload),
+            finished.eq(here & ~header_left & ~payload_left & ~failure_left),
+            self.failure.valid.eq(failure_left & ~header_left & ~payload_left),
             self.failure.payload.qpn.eq(job.header.qpn),
             self.failure.payload.wqe_index.eq(job.wqe_index),
             self.failure.payload.status.eq(Mux(host_error, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
             # The outcomes of a translation are numbered like the reasons (records.XlateStatus).
-            self.failure.payload.vendor_err.eq(
-                Mux(host_error, VendorError.HOST_BUS, (packet.status.as_value() + 2)[:4])),
+            self.failure.payload.vendor_err.eq(Mux(host_error, VendorError.HOST_BUS, (status.as_value() + 2)[:4])),
+            poison_set.eq(self.failure.valid & self.failure.ready),
         ]
+        with m.If(header_left & ~offered & (~payload_left | ~first | source.valid)):
+            m.d.sync += offered.eq(1)
+        with m.If(self.header.valid & self.header.ready):
+            m.d.sync += [offered.eq(0), header_left.eq(0)]
+        with m.If(taken):
+            m.d.sync += [first.eq(0), payload_left.eq(~source.payload.last)]
+            with m.If(source.payload.last & source.payload.err & ~dropped):
+                m.d.sync += [host_error.eq(1), failure_left.eq(1)]
+        with m.If(poison_set):
+            m.d.sync += failure_left.eq(0)
+
         # The QP's poison is looked up while the packet is the next one, and again when a failure may have changed it.
+        poison_read = poison.read_port()
         looked = Signal(2)
-        next_poisoned = Signal()
-        following = Signal()  # the next packet becomes the one at hand
-        here = Signal()  # there is a packet at hand
-        finished = Signal()
+        next_dropped = Signal()
+        next_failed = Signal()
         m.d.comb += [
-            flight.o.ready.eq(looked[1] & (~here | finished) & ~poison_set),
+            poison_read.addr.eq(flight.o.payload.job.header.qpn),
+            next_failed.eq(flight.o.payload.status != XlateStatus.OK),
+            flight.o.ready.eq(looked[1] & (~here | finished)),
             following.eq(flight.o.valid & flight.o.ready),
         ]
         m.d.sync += [
             looked.eq(Mux(following | poison_set, 0, Cat(flight.o.valid, looked[0]))),
-            next_poisoned.eq(poison_read.data),
+            next_dropped.eq(poison_read.data),
         ]
-
-        first = Signal()
-        taken = Signal()
-        ended = Signal()
-        failed = Signal()  # of the next packet
-        passes = Signal()  # the packet at hand is sent
-        drained = Signal()  # nothing is left of its payload behind this cycle
-        m.d.comb += [
-            taken.eq(source.valid & source.ready),
-            ended.eq(taken & source.payload.last),
-            drained.eq(~payload_left | ended),
-            failed.eq(flight.o.payload.status != XlateStatus.OK),
-            passes.eq(here & ~poisoned & (packet.status == XlateStatus.OK)),
-            self.payload.valid.eq(passes & payload_left & source.valid),
-        ]
-        with m.If(taken):
-            m.d.sync += [first.eq(0), payload_left.eq(~source.payload.last)]
-        with m.If(self.header.valid & self.header.ready):
-            m.d.sync += header_left.eq(0)
-        with m.If(ended & source.payload.err):
-            m.d.sync += host_error.eq(1)
         with m.If(finished):
             m.d.sync += here.eq(0)
         with m.If(following):
             m.d.sync += [
-                packet.eq(flight.o.payload),
-                poisoned.eq(next_poisoned),
-                payload_left.eq(~failed & (flight.o.payload.job.header.length != 0)),
-                header_left.eq(~failed),
-                first.eq(1),
-                host_error.eq(0),
+                job.eq(flight.o.payload.job),
+                status.eq(flight.o.payload.status),
                 here.eq(1),
+                header_left.eq(~next_failed & ~next_dropped),
+                payload_left.eq(~next_failed & (flight.o.payload.job.header.length != 0)),
+                failure_left.eq(next_failed & ~next_dropped),
+                dropped.eq(next_dropped),
+                host_error.eq(0),
+                first.eq(1),
             ]
 
-        with m.FSM(name="emit"):
-            with m.State("PASS"):
-                m.d.comb += self.header.valid.eq(passes & header_left & (~payload_left | ~first | source.valid))
-                with m.If(here & poisoned):
-                    m.d.comb += [source.ready.eq(payload_left), finished.eq(drained)]
-                with m.Elif(passes):
-                    m.d.comb += source.ready.eq(payload_left & self.payload.ready)
-                    with m.If((~header_left | self.header.ready) & drained):
-                        with m.If(Mux(ended, source.payload.err, host_error)):
-                            m.next = "FAIL"
-                        with m.Else():
-                            m.d.comb += finished.eq(1)
-                with m.Elif(here):
-                    m.next = "FAIL"
-            with m.State("FAIL"):
-                m.d.comb += [
-                    self.failure.valid.eq(1),
-                    poison_set.eq(self.failure.ready),
-                    finished.eq(self.failure.ready),
-                ]
-                with m.If(self.failure.ready):
-                    m.next = "PASS"
-
-        # The engine sets, the command engine clears; the bus waits for the engine.
+        # The engine sets; the command engine clears, one cycle later and after the engine.
         bus = self.ctx.payload
-        mine = Signal()
+        clear = Signal()
+        clear_qpn = Signal(p.qpn_bits)
         m.d.comb += [
-            mine.eq((bus.table == CtxTable.REQUESTER_HOT) & (bus.word == 0)),
-            self.ctx.ready.eq(~mine | ~poison_set),
-            poison_write.en.eq(poison_set | (self.ctx.valid & mine)),
-            poison_write.addr.eq(Mux(poison_set, job.header.qpn, bus.index)),
+            self.ctx.ready.eq(~clear),
+            poison_write.en.eq(poison_set | clear),
+            poison_write.addr.eq(Mux(poison_set, job.header.qpn, clear_qpn)),
             poison_write.data.eq(poison_set),
         ]
+        with m.If(~clear):
+            m.d.sync += [
+                clear.eq(self.ctx.valid & (bus.table == CtxTable.REQUESTER_HOT) & (bus.word == 0)),
+                clear_qpn.eq(bus.index),
+            ]
+        with m.Elif(~poison_set):
+            m.d.sync += clear.eq(0)
         if p.probe:
             m.d.comb += [
                 self.probe_arrived.valid.eq(taken & first & ~job.inline),

@@ -8,12 +8,10 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import GatherSegment, Probe, ProbeEvent, TxJob, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import SkidBuffer, StreamRegister
 from ..stream.fifo import StreamFifo
 
 __all__ = ["PacketPieces", "TranslateWindow", "TranslatedJob", "window_shape"]
-
-_PIECE_FIFO = 8
 
 
 def window_shape(p: Params) -> tuple[int, int]:
@@ -51,7 +49,7 @@ class TranslateWindow(wiring.Component):
     Ports: ``job``, ``segment`` (as the segmenter sends them), ``xlate`` client; ``o`` jobs, ``pieces`` the segments of those
     jobs that have some and status OK, same order.
 
-    Timing: one segment per cycle in, one packet every 2 cycles out; 6 cycles besides the translation itself.
+    Timing: one segment per cycle, one packet every 2 cycles; 8 cycles from job to ``o`` besides the translation itself.
 
     Probe: LOCAL_TRANSLATED (psn, length) when a segment is translated.
     """
@@ -132,26 +130,41 @@ class TranslateWindow(wiring.Component):
         return new
 
     def _intake(self, m, request):
-        job, segment = self.job.payload, self.segment.payload
+        job = self.job.payload
+        m.submodules.segment_in = segment_in = StreamRegister(
+            data.StructLayout({"segment": GatherSegment(self.p), "has_bytes": 1}))
+        m.d.comb += [
+            segment_in.i.valid.eq(self.segment.valid),
+            segment_in.i.payload.segment.eq(self.segment.payload),
+            segment_in.i.payload.has_bytes.eq(self.segment.payload.length != 0),
+            self.segment.ready.eq(segment_in.i.ready),
+        ]
+        segment_valid, segment_ready = segment_in.o.valid, segment_in.o.ready
+        segment, has_bytes = segment_in.o.payload.segment, segment_in.o.payload.has_bytes
+
         slot = Signal(range(self.slots))  # of the packet being taken in
         slot_valid = Signal()
         number = Signal(self.segment_bits + 1)  # segments with bytes so far
+        known = Signal()  # the job has been looked at
         has_segments = Signal()
-        has_bytes = Signal()
+        open_packet = Signal()  # its segments are taken
         take = Signal()  # a segment is taken
         ask = Signal()
         close = Signal()
         here = Signal(self.slots)
         m.d.comb += [
-            has_segments.eq((job.header.length != 0) & ~job.inline),
-            has_bytes.eq(segment.length != 0),
-            request.valid.eq(self.job.valid & slot_valid & has_segments & self.segment.valid & has_bytes),
-            self.segment.ready.eq(self.job.valid & slot_valid & has_segments & (request.ready | ~has_bytes)),
-            take.eq(self.segment.valid & self.segment.ready),
+            open_packet.eq(known & slot_valid & has_segments),
+            request.valid.eq(open_packet & segment_valid & has_bytes),
+            segment_ready.eq(open_packet & (request.ready | ~has_bytes)),
+            take.eq(segment_valid & segment_ready),
             ask.eq(request.valid & request.ready),
-            close.eq(self.job.valid & slot_valid & Mux(has_segments, take & segment.last, 1)),
+            close.eq(known & slot_valid & Mux(has_segments, take & segment.last, 1)),
             self.job.ready.eq(close),
             here.eq(1 << slot),
+        ]
+        m.d.sync += [
+            known.eq(self.job.valid & ~close),
+            has_segments.eq((job.header.length != 0) & ~job.inline),
         ]
 
         # A slot is taken before its packet is there.
@@ -230,12 +243,14 @@ class TranslateWindow(wiring.Component):
         latched = Signal(response.payload.shape())
         answer = Signal(response.payload.shape())
         segment = Signal(self._segments.shape)
+        differs = Signal()  # the answer does not cover the segment
         valid = Signal(2)
         m.d.sync += [
             valid.eq(Cat(response.valid, valid)),
             latched.eq(response.payload),
             answer.eq(latched),
             segment.eq(read.data),
+            differs.eq(latched.span != read.data.length),
         ]
 
         slot = answer.tag[1 + self.segment_bits :]
@@ -245,7 +260,7 @@ class TranslateWindow(wiring.Component):
         done = Signal()
         m.d.comb += [
             bad.eq(answer.status != XlateStatus.OK),
-            more.eq(~bad & ~second & (answer.span != segment.length)),
+            more.eq(~bad & ~second & differs),
             done.eq(valid[1] & ~more),
             rests.i.valid.eq(valid[1] & more),
             rests.i.payload.index.eq(answer.tag[1:]),
@@ -313,11 +328,13 @@ class TranslateWindow(wiring.Component):
     # ---------------------------------------------------------------------------------------------------------- leave
     def _leave(self, m):
         m.submodules.pick = pick = RoundRobin(self.slots)
-        m.submodules.piece_fifo = pieces = StreamFifo(PacketPieces(self.p), _PIECE_FIFO)
+        m.submodules.piece_out = pieces = SkidBuffer(PacketPieces(self.p))
         wiring.connect(m, pieces.o, wiring.flipped(self.pieces))
+        complete = Signal(self.slots)
         for slot in range(self.slots):
-            m.d.comb += pick.requests[slot].eq(
-                self._waiting[slot] & ~self._pending[slot].any() & ~self._blocked[slot].any())
+            m.d.sync += complete[slot].eq(
+                self._waiting[slot] & ~self._picked[slot] & ~self._pending[slot].any() & ~self._blocked[slot].any())
+        m.d.comb += pick.requests.eq(complete)
 
         # Pick a packet; its job is read in the same cycle and is on `o` two cycles later.
         picking = Signal()
@@ -356,10 +373,12 @@ class TranslateWindow(wiring.Component):
         read = Signal()
         none = Signal()
         final = Signal()
+        latched = Signal()  # a segment's pieces are at the memories' outputs
+        last = Signal()
         index = Cat(number, slot)
         m.d.comb += [
             none.eq(bad | (left == 0)),
-            read.eq(reading & ~none & (pieces.level < _PIECE_FIFO - 1)),
+            read.eq(reading & ~none & (pieces.level + latched < 2)),  # room in the skid buffer
             final.eq(reading & (none | (read & (left == 1)))),
             self._freed.eq(Mux(final, 1 << slot, 0)),
         ]
@@ -367,8 +386,6 @@ class TranslateWindow(wiring.Component):
             m.d.sync += [number.eq(number + 1), left.eq(left - 1)]
         with m.If(final):
             m.d.sync += reading.eq(0)
-        latched = Signal()
-        last = Signal()
         m.d.sync += [latched.eq(read), last.eq(left == 1)]
         port_0, port_1 = self._piece_0.read_port(), self._piece_1.read_port()
         header = job_read.data.header  # stays until the next pick, one cycle after the last read at the earliest
