@@ -154,7 +154,7 @@ def test_refused_write(name):
         rkey = how.get("rkey", lambda k: k)(target.rkey)
         for i in range(3):
             b.post_recv(RecvWR(50 + i, []))
-        a.post_send(write_wr(1, [source.sge(64)], rkey, target.buf + how.get("shift", 0)),
+        a.post_send(write_wr(1, [source.sge(64)], rkey, (target.buf + how.get("shift", 0)) % (1 << 64)),
                     SendWR(2, WROpcode.SEND, [source.sge(4)], 0))  # fmt: skip
         first, second = lab.wait_wc(a.scq, 2)
         assert (first.wr_id, first.status) == (1, status)
