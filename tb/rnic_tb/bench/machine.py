@@ -5,7 +5,7 @@ whenever it touches a register or waits.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import cocotb
@@ -15,7 +15,7 @@ from cocotb.triggers import ClockCycles
 
 from rnic.wire.frame import FrameError, parse_frame
 from rnic_sim.hostmem import PageAllocator
-from rnic_tb.endpoint import Device
+from rnic_tb.endpoint import Device, Faults
 
 from .axi import Registers, host_memory, pause
 from .clock import PERIOD_NS
@@ -110,13 +110,16 @@ class BenchHost:
 class Wire:
     """``net_tx`` and ``net_rx`` tied to a software endpoint; frames too short for Ethernet are padded, as by a MAC.
 
-    ``gaps``, ``stalls``: `streams.pattern` kinds of net_rx and net_tx. ``log`` holds the last frames, for messages.
+    ``gaps``, ``stalls``: `streams.pattern` kinds of net_rx and net_tx. ``faults`` strike each frame to the NIC; loss and
+    duplication also each frame from it. ``log`` holds the last frames, for messages; ``struck`` counts faults.
     """
 
     EVERY = 8  # cycles between two looks for frames of the endpoint
 
-    def __init__(self, dut: Any, device: Device, gaps: str, stalls: str, rng: random.Random):
-        self.dut, self.device = dut, device
+    def __init__(self, dut: Any, device: Device, gaps: str, stalls: str, rng: random.Random, faults: Faults = Faults()):
+        self.dut, self.device, self.faults, self.rng = dut, device, faults, rng
+        self.struck: Counter[str] = Counter()
+        self._held: bytes | None = None  # a frame that lets the next one pass
         self.log: deque[str] = deque(maxlen=40)
         self.from_nic: list[bytes] = []
         self.to_nic = FrameSource(AxisPort(dut, "net_rx"), dut.clk, pattern(gaps, rng))
@@ -133,7 +136,37 @@ class Wire:
         assert not err, "the NIC aborted a frame"
         self.from_nic.append(raw)
         self.device.advance(self._now() - self.device.now)
-        self.device.receive(raw.ljust(_MIN_FRAME, b"\0"))
+        if self._strikes("loss"):
+            return
+        for _ in range(1 + self._strikes("duplicate")):
+            self.device.receive(raw.ljust(_MIN_FRAME, b"\0"))
+
+    def _strikes(self, fault: str) -> bool:
+        hit = self.rng.random() < getattr(self.faults, fault)
+        if hit:
+            self.log.append(f"{self._now():>9} ns {fault}:")
+            self.struck[fault] += 1
+        return hit
+
+    def _send(self, raw: bytes) -> None:
+        """To the NIC, as good as the faults let it."""
+        raw = raw.ljust(_MIN_FRAME, b"\0")
+        lost, twice, corrupt = self._strikes("loss"), self._strikes("duplicate"), self._strikes("corrupt")
+        self._note("to the NIC", raw)
+        if lost:
+            return
+        if corrupt:
+            flipped = bytearray(raw)
+            flipped[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
+            raw = bytes(flipped)
+        if self._held is None and self._strikes("reorder"):
+            self._held = raw
+            return
+        for _ in range(1 + twice):
+            self.to_nic.send(raw)
+        if self._held is not None:
+            self.to_nic.send(self._held)
+            self._held = None
 
     async def _run(self) -> None:
         device = self.device
@@ -142,8 +175,7 @@ class Wire:
             device.advance(self._now() - device.now)
             if len(self.to_nic.queue) < 64:  # beats
                 for raw in device.poll_tx(1):
-                    self._note("to the NIC", raw)
-                    self.to_nic.send(raw.ljust(_MIN_FRAME, b"\0"))
+                    self._send(raw)
 
     def _note(self, direction: str, raw: bytes) -> None:
         try:

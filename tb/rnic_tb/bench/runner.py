@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from amaranth.lib import wiring
 from cocotb_tools.runner import Verilator as CocotbVerilator
 
+import rnic
 from rnic.verilog import to_verilog
 from rnic_sim.build import build_root
 from rnic_sim.toolchain import compiler_version, find_verilator, need_tool
@@ -74,19 +75,36 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def build(design: wiring.Component | str, name: str, *, waves: bool = False) -> Path:
+def build(design: Callable[[], wiring.Component] | str, name: str, *, config: object = None, waves: bool = False) -> Path:
     """Model of a component, or of Verilog text whose top module is ``name``; returns its directory.
 
-    The same input returns the same directory at once, also from another process. Ports are named as
-    `rnic.verilog.to_verilog` names them, members joined by one underscore; besides ``clk`` and ``rst``. ``waves`` (or
-    ``WAVES=1`` in the environment) compiles in what `run` needs to write waves. Raises `BenchFailed` with what the tools
-    said, `MissingTool`.
+    A component is given as what makes it, ``config`` then holds everything it depends on besides the sources (its ``repr``
+    counts): as long as neither has changed it is not even elaborated. The same Verilog returns the same directory at once,
+    also from another process. Ports are named as `rnic.verilog.to_verilog` names them, members joined by one underscore;
+    besides ``clk`` and ``rst``. ``waves`` (or ``WAVES=1`` in the environment) compiles in what `run` needs to write waves.
+    Raises `BenchFailed` with what the tools said, `MissingTool`.
     """
-    text = design if isinstance(design, str) else to_verilog(design, name=name)
     waves = waves or os.environ.get("WAVES", "0") not in ("", "0")
-    verilator = find_verilator()
-    tools = (verilator.version, version("cocotb"), compiler_version(), repr(_VERILATE), str(waves))
+    tools = (find_verilator().version, version("cocotb"), compiler_version(), repr(_VERILATE), str(waves))
     root = build_root() / "cocotb"
+    if isinstance(design, str):
+        return _build_text(design, name, root, tools, waves)
+    known = root / f"{name}-{_digest(_sources(), name, repr(config), version('amaranth'), *tools)}.model"
+    with _locked(known.with_suffix(".lock")):
+        home = root / known.read_text() if known.is_file() else None
+        if home is None or not (home / "done").is_file():
+            home = _build_text(to_verilog(design(), name=name), name, root, tools, waves)
+            known.write_text(home.name)
+    return home
+
+
+def _sources() -> str:
+    """All the Python that can change a model: the hardware, and the harness around it."""
+    files = [*Path(rnic.__file__).parent.rglob("*.py"), Path(__file__).with_name("harness.py")]
+    return "".join(f"{path.name}\n{path.read_text()}" for path in sorted(files))
+
+
+def _build_text(text: str, name: str, root: Path, tools: tuple[str, ...], waves: bool) -> Path:
     home = root / f"{name}-{_digest(text, *tools)}"
     if (home / "done").is_file():
         return home
@@ -171,7 +189,7 @@ def _read_results(path: Path) -> tuple[int, list[str]]:
     return passed, failures
 
 
-def _telling_lines(log: Path, around: int = 2, most: int = 60) -> list[str]:
+def _telling_lines(log: Path, around: int = 2, most: int = 100) -> list[str]:
     """The lines of a simulator's log that speak of errors, with their neighbours; the last ones if there are many."""
     if not log.is_file():
         return []

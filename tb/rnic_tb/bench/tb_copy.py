@@ -22,15 +22,14 @@ class Copies:
     def __init__(self, dut: Any, rng: random.Random, pauses: str, gaps: str):
         self.dut, self.rng = dut, rng
         self.ram = host_ram(dut, "copy_m_axi", 2 * HALF)
-        self.seen_errors = 0
         pause(self.ram, pauses, rng)
         self.commands = [ItemSource(PackedPort(dut, f"copy_command_{n}"), dut.clk, pattern(gaps, rng)) for n in range(2)]
         self.done = [ItemSink(PackedPort(dut, f"copy_done_{n}"), dut.clk, pattern(gaps, rng)) for n in range(2)]
+        self.source = rng.randbytes(HALF)
         self.wanted = bytearray([FILL]) * HALF
         self._free = HALF
 
     def fill(self) -> None:
-        self.source = self.rng.randbytes(HALF)
         self.ram.write(0, self.source)
         self.ram.write(HALF, bytes(self.wanted))
 
@@ -49,7 +48,7 @@ class Copies:
             for _ in range(count):
                 assert await self.done[channel].receive() == 0
         assert self.ram.read(0, HALF) == self.source, "a source was written"
-        got = self.ram.read(HALF, HALF)
+        got = bytes(self.ram.read(HALF, HALF) or b"")
         if got != self.wanted:
             wrong = [at for at in range(HALF) if got[at] != self.wanted[at]]
             raise AssertionError(f"{len(wrong)} bytes wrong, from {wrong[0]:#x} to {wrong[-1]:#x}")

@@ -4,6 +4,7 @@ One machine with the RNIC, driven through the verbs API, its wire tied to the en
 a whole, so that a byte outside a target is noticed; completions on both sides are compared field by field.
 """
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from rnic_tb.endpoint import (
     AddressVector,
     CompletionQueue,
     Device,
+    Faults,
     MemoryRegion,
     QpState,
     QueuePair,
@@ -82,6 +84,7 @@ class Setup:
         self.far = bytearray(rng.randbytes(REGION))
         self.region: MemoryRegion = wire.device.keys.register(PEER_KEY, 5, ALL_ACCESS, PEER_BASE, REGION)
         self.region.write(PEER_BASE, bytes(self.far))
+        self.connections: list[Connection] = []
         self.slice = (0, REGION)  # where messages lie, in both regions: first byte, length
 
     def connect(self, *, mtu: int = 1024, version: int = 4, cap: QPCap | None = None, **attributes: Any) -> Connection:
@@ -96,10 +99,18 @@ class Setup:
         peer_cq = CompletionQueue(256)
         peer = device.create_qp(rng.randrange(0x100, 1 << 24), PeerQpType.RC, 5, peer_cq, peer_cq)
         qp.to_rts(QPAttr(ah_attr=AHAttr(dgid=other, sgid_index=gid), path_mtu=MTU.of(mtu), dest_qp_num=peer.qpn,
-                         rq_psn=peer_psn, sq_psn=psn, qp_access_flags=15))  # fmt: skip
+                         rq_psn=peer_psn, sq_psn=psn, qp_access_flags=15, min_rnr_timer=1))  # fmt: skip
         peer.connect(AddressVector(mac_bytes(MAC), ip_bytes(own), ip_bytes(other)), qp.qp_num, path_mtu=mtu, rq_psn=psn,
-                     sq_psn=peer_psn, access=ALL_ACCESS, timeout=14, **attributes)  # fmt: skip
-        return Connection(qp, cq, peer, peer_cq)
+                     sq_psn=peer_psn, access=ALL_ACCESS, **{"timeout": 14} | attributes)  # fmt: skip
+        self.connections.append(Connection(qp, cq, peer, peer_cq))
+        return self.connections[-1]
+
+    def close(self) -> None:
+        """Destroys everything: a reset of the simulation leaves the RNIC's tables as they are."""
+        for conn in self.connections:
+            conn.qp.close()
+            conn.cq.close()
+        self.mr.close()
 
     # ---- one message of each kind; the models of the regions follow ---------------------------------------------------
 
@@ -189,23 +200,29 @@ def swapped(imm: int) -> int:
     return int.from_bytes(imm.to_bytes(4, "big"), "little")
 
 
-async def play(dut: Any, name: str, pauses: str, scenario: Callable[[Setup, random.Random], None]) -> None:
+async def play(dut: Any, name: str, pauses: str, scenario: Callable[[Setup, random.Random], None],
+               faults: Faults = Faults()) -> None:  # fmt: skip
     """Sets both machines up and runs ``scenario(setup, rng)`` in a thread. ``pauses``: of AXI, net_tx and net_rx."""
     rng = random.Random(f"{cocotb.RANDOM_SEED} {name} {pauses}")
     device = Device(mac_bytes(PEER_MAC), [ip_bytes(other) for _, other in ADDRESSES.values()])
     host = BenchHost(dut, rng.getrandbits(30), pauses, rng)
-    wire = Wire(dut, device, pauses, pauses, rng)
+    wire = Wire(dut, device, pauses, pauses, rng, faults)
     await start(dut, name)
     await ClockCycles(dut.clk, 16)
 
     def run() -> None:
-        scenario(Setup(host, wire, rng), rng)
+        setup = Setup(host, wire, rng)
+        try:
+            scenario(setup, rng)
+        except BaseException:
+            for line in wire.log:  # every line is marked, so that the runner shows it
+                print(f"ERROR wire {line}")
+            with contextlib.suppress(Exception):
+                setup.close()
+            raise
+        setup.close()
 
-    try:
-        await bridge(run)()
-    except BaseException:
-        print("\n".join(wire.log))
-        raise
+    await bridge(run)()
 
 
 def checked_pair(conn: Connection, wr_id: int, length: int, *, nic_op: WCOpcode | None, peer_op: WcOp | None,
@@ -311,3 +328,57 @@ async def wrong_key(dut: Any, who: str) -> None:
         setup.check_quiet(**naks)
 
     await play(dut, f"wrong_key {who}", "rare", scenario)
+
+
+@bench(60_000)
+async def receiver_not_ready(dut: Any) -> None:
+    """A SEND that finds no receive WQE: RNR NAK, the endpoint tries again, and the receive posted meanwhile takes it."""
+
+    def scenario(setup: Setup, rng: random.Random) -> None:
+        conn = setup.connect()
+        for length in (0, 700):
+            at, sge = setup.far_sge(length)
+            conn.peer.post_send(SendWr(length, WrOp.SEND, (sge,)))
+            setup.host.relax(1500)
+            assert conn.peer_cq.poll() == []
+            to, near = setup.near_sge(length)
+            conn.qp.post_recv(RecvWR(length, [near]))
+            setup.near[to : to + length] = setup.far[at : at + length]
+            setup.wait(conn, 1, 1)
+            checked_pair(conn, length, length, nic_op=WCOpcode.RECV, peer_op=WcOp.SEND)
+            setup.check_memory()
+        naks = setup.context.driver.counters()["tx_naks"]
+        assert naks >= 2
+        setup.host.relax(100)
+        assert not setup.host.faults and not setup.wire.device.drops
+
+    await play(dut, "receiver_not_ready", "rare", scenario)
+
+
+@bench(1_000_000)
+@cocotb.parametrize(seed=range(3))
+async def bad_wire(dut: Any, seed: int) -> None:
+    """The endpoint's WRITEs and SENDs over a wire that loses, repeats, swaps and corrupts frames: each message is done once,
+    in order, and nothing else is written (R-SEQ, R-DUP: sequence NAKs, repeated ACKs, duplicates not executed again)."""
+
+    def scenario(setup: Setup, rng: random.Random) -> None:
+        conn = setup.connect(mtu=256, timeout=4, retry_cnt=7)
+        kinds = (setup.peer_write, setup.peer_send)
+        for _ in range(4):
+            sent, received = [], []
+            for wr_id, part in enumerate(rng.sample(range(8), 8)):
+                setup.slice = part * REGION // 8, REGION // 8
+                kind, imm = rng.randrange(2), rng.choice((None, rng.getrandbits(32)))
+                kinds[kind](conn, rng.choice((rng.randrange(20), rng.randrange(2000))), wr_id, imm)
+                sent.append(wr_id)
+                received += [wr_id] if kind or imm is not None else []
+            setup.wait(conn, len(received), len(sent), 200_000)
+            assert [(wc.wr_id, wc.status) for wc in conn.peer_wcs] == [(n, WcStatus.SUCCESS) for n in sent]
+            assert [(wc.wr_id, wc.status) for wc in conn.wcs] == [(n, WCStatus.SUCCESS) for n in received]
+            setup.check_memory()
+        struck = setup.wire.struck
+        assert len(struck) == 4, struck
+        assert not setup.host.faults
+        assert conn.qp.query()["new_state"] == 3 and conn.peer.state is QpState.RTS
+
+    await play(dut, f"bad_wire {seed}", "rare", scenario, Faults(loss=0.04, duplicate=0.04, reorder=0.04, corrupt=0.04))
