@@ -48,6 +48,24 @@ def demo(
 
 
 @app.command()
+def bench(
+    config: Annotated[list[str] | None, typer.Option("--config", help="hundred, gigabit or tiny; may be repeated")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the rows as JSON")] = None,
+) -> None:
+    """Measure every budget of the RNIC at its ports. Rows over their budget are printed, not judged."""
+    from .bench import print_table, run_bench, write_json
+
+    console = Console()
+    results = {}
+    for name in config or ["hundred", "gigabit"]:
+        with console.status(f"{name} ...") as status:
+            results[name] = run_bench(name, progress=status.update)
+        print_table(console, name, results[name])
+    if json is not None:
+        write_json(json, results)
+
+
+@app.command()
 def verilog(
     output: Annotated[Path, typer.Option("-o", "--output", help="file to write")],
     config: ConfigOption = "gigabit",
