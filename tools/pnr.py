@@ -102,10 +102,9 @@ def main() -> None:
     for cell in cells.values():
         kinds[cell["type"]] = kinds.get(cell["type"], 0) + 1
     print("cells:", ", ".join(f"{k} {n}" for k, n in sorted(kinds.items(), key=lambda kv: -kv[1])))
-    print("LUT4 levels, worst path of each block:")
-    for depth in block_depths(out / "top.json", "top", hierarchy=3):
-        if depth.levels >= 5:
-            print(f"  {depth.levels:2d}  {depth.block}: {depth.path[0]} -> {depth.path[-1]}")
+    print("LUT4 levels, worst path that ends in each block:")
+    for depth in block_depths(out / "top.json", "top", hierarchy=2):
+        print(f"  {depth.levels:2d}  {depth.block}: {depth.path[0]} -> {depth.path[-1]}")
     if args.synth_only:
         return
     start = time.monotonic()

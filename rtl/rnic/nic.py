@@ -60,7 +60,7 @@ class Nic(wiring.Component):
         self._read_clients = [
             ReadClient(name="sq", buffer_beats=p.wqe_buffer_beats),
             ReadClient(name="rq", buffer_beats=max(4, 64 // p.lanes * 2 * p.desc_depth)),
-            ReadClient(name="payload", buffer_beats=p.read_buffer_beats),
+            ReadClient(name="gather", buffer_beats=p.read_buffer_beats),
             ReadClient(name="walk", buffer_beats=max(2, p.walks)),
         ]
         self._write_clients = ["place", "cqe"]
@@ -112,7 +112,7 @@ class Nic(wiring.Component):
             # memory and completion
             "cqe_writer": CqeWriter(p),
             "translate": Translate(p, [
-                ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("payload", gather.tag_bits),
+                ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("gather", gather.tag_bits),
                 ("place", Responder.place_tag_bits), ("cqe", CqeWriter.tag_bits),
             ]),
             "dma_read": DmaRead(p.data_width, self._read_clients),
@@ -260,12 +260,12 @@ class Nic(wiring.Component):
         translate, read, write = b["translate"], b["dma_read"], b["dma_write"]
         wiring.connect(m, b["wqe_fetch"].xlate, translate.sq)
         wiring.connect(m, b["responder"].xlate_ring, translate.rq)
-        wiring.connect(m, b["gather"].xlate, translate.payload)
+        wiring.connect(m, b["gather"].xlate, translate.gather)
         wiring.connect(m, b["responder"].xlate_place, translate.place)
         wiring.connect(m, b["cqe_writer"].xlate, translate.cqe)
         wiring.connect(m, b["wqe_fetch"].read, read.sq)
         wiring.connect(m, b["responder"].read, read.rq)
-        wiring.connect(m, b["gather"].read, read.payload)
+        wiring.connect(m, b["gather"].read, read.gather)
         wiring.connect(m, translate.walk, read.walk)
         wiring.connect(m, b["responder"].write, write.place)
         wiring.connect(m, b["cqe_writer"].write, write.cqe)

@@ -33,6 +33,36 @@ def _run_constant_blocks(text: str) -> str:
             parts[i] = _MODULE_HEAD.sub(lambda head: head[0] + f"  reg {_ONCE} = 0;\n", fixed, count=1)
     return "".join(parts)
 
+# Yosys writes the initial value of a memory row by row: tens of thousands of lines for tables that begin as zeros.
+_ZERO_ROWS = re.compile(
+    r"^  initial begin\n    (?P<name>\S+ ?)\[0\] = (?P<zero>\d+'h0+);\n(?:    (?P=name)\[\d+\] = (?P=zero);\n)*  end\n",
+    re.MULTILINE,
+)
+
+
+def _compact_zero_rows(text: str) -> str:
+    """The same initial values as one loop a memory."""
+
+    def loop(match: re.Match) -> str:
+        name, zero, rows = match["name"], match["zero"], match[0].count("\n") - 2
+        if rows < 4:
+            return match[0]
+        row = f"rnic_row_{match.start()}"
+        return f"  integer {row};\n  initial for ({row} = 0; {row} < {rows}; {row} = {row} + 1) {name}[{row}] = {zero};\n"
+
+    return _ZERO_ROWS.sub(loop, text)
+
+# A signal of no bits (the index of one client, a tag nobody needs) would become `wire [-1:0]`, two bits wide and reversed.
+_ZERO_WIRE = re.compile(r"^(?: *attribute .*\n)* *wire width 0 (?:(?:input|output|inout) \d+ )?(\S+)\n", re.MULTILINE)
+_EMPTY_CONNECT = re.compile(r"^ *connect (\S+) \{  \}\n", re.MULTILINE)
+
+
+def _without_zero_width(rtlil_text: str) -> str:
+    """Leave out wires of no bits and what connects them (a check's own port without arguments stays)."""
+    names = set(_ZERO_WIRE.findall(rtlil_text))
+    text = _ZERO_WIRE.sub("", rtlil_text)
+    return _EMPTY_CONNECT.sub(lambda match: "" if match[1] in names else match[0], text)
+
 
 def port_map(component: wiring.Component) -> dict:
     """Ports of a component as `verilog.convert` takes them, members joined by one underscore.
@@ -59,7 +89,9 @@ def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions:
     text, _names = rtlil.convert_fragment(Fragment.get(component, None), port_map(component), name, emit_src=False)
     if not assertions:
         text = _CHECK_CELL.sub("", text)
-    return _run_constant_blocks(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
+    text = _without_zero_width(text)
+    text = verilog._convert_rtlil_text(text, strip_internal_attrs=True)
+    return _run_constant_blocks(_compact_zero_rows(text))
 
 
 def nic_verilog(config: RnicConfig, *, assertions: bool = True) -> str:

@@ -77,7 +77,7 @@ class Csr(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.mailbox = self._mailbox = memory.Memory(shape=32, depth=abi.MAILBOX_WORDS, init=[])
+        m.submodules.mailbox_words = self._mailbox = memory.Memory(shape=32, depth=abi.MAILBOX_WORDS, init=[])
         self._busy = Signal()
         self._code = Signal(8)
         self._status = Signal(8)

@@ -67,14 +67,14 @@ class _WriteChannel(wiring.Component):
         unaccepted = Signal(range(self.outstanding + 1))
         undone = Signal(range(self.outstanding + 1))
         waiting = Signal(range(self.outstanding + 1))  # `accepted` items the client has not taken
-        place = Signal()
+        has_place = Signal()
         streaming = Signal()  # the data's head belongs to an access already started
         may_start = Signal()
         started = Signal()
         end_byte = Signal(range(self.block + (1 << 16)))
         m.d.comb += [
-            place.eq((unaccepted != self.outstanding) & (undone != self.outstanding)),
-            may_start.eq(self.data_valid & ~streaming & place),
+            has_place.eq((unaccepted != self.outstanding) & (undone != self.outstanding)),
+            may_start.eq(self.data_valid & ~streaming & has_place),
             self.start.valid.eq(self.command.valid & may_start),
             self.start.payload.command.eq(self.command.payload),
             self.start.payload.end.eq(end_byte),

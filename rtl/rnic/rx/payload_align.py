@@ -128,7 +128,7 @@ class PayloadAlign(wiring.Component):
             length_less_1.eq(self.length - 1),
         ]
         for group in range(units):
-            m.d.sync += old_groups[group].eq(unit <= units - 1 - group)
+            m.d.sync += old_groups[group].eq(1 if group == 0 else unit <= units - 1 - group)
 
         held, held_groups = Signal(self.width), Signal(units)
         waiting = Signal()  # `held` begins a word that is not complete

@@ -19,6 +19,11 @@ def lane_bits(width: int) -> int:
     return (Beat(width)["data"].width // 8 - 1).bit_length()
 
 
+def _above(value: Value, lane: int) -> Value:
+    """``value > lane``; 0 where that cannot be, so that no comparison with the largest value is left for a linter."""
+    return Const(0) if lane >= (1 << len(value)) - 1 else value > lane
+
+
 class RawWord(data.StructLayout):
     """A bus word with ``count`` (0..lanes - first) valid bytes from lane ``first``; ``last`` ends a packet or request,
     ``err`` marks it as not delivered. ``count`` 0 only for a packet of zero bytes.
@@ -171,8 +176,8 @@ class Packer(wiring.Component):
         ]
         for lane in range(lanes):
             m.d.comb += [
-                rotate.i.payload.meta.old[lane].eq(fill > lane),
-                rotate.i.payload.meta.new[lane].eq((fill <= lane) & (total > lane)),
+                rotate.i.payload.meta.old[lane].eq(_above(fill, lane)),
+                rotate.i.payload.meta.new[lane].eq(~_above(fill, lane) & (total > lane)),
             ]
         with m.If(step):
             m.d.sync += [
@@ -282,9 +287,9 @@ class Scatter(wiring.Component):
         ]
         for lane in range(lanes):
             m.d.comb += [
-                rotate.i.payload.meta.old[lane].eq(start_lane > lane),
+                rotate.i.payload.meta.old[lane].eq(_above(start_lane, lane)),
                 rotate.i.payload.meta.strb[lane].eq(
-                    (~first | (start_lane <= lane)) & (~final | (command.end[:bits] >= lane))),
+                    (~first | ~_above(start_lane, lane)) & (~final | (command.end[:bits] >= lane))),
             ]
         with m.If(step):
             m.d.sync += [

@@ -65,20 +65,20 @@ class _Arbiter(wiring.Component):
         tagged = data.StructLayout({"payload": self.shape, "source": range(self.n)})
         m.submodules.out = out = SkidBuffer(tagged) if self.skid else StreamRegister(tagged)
 
-        requests = Signal(self.n)
+        waiting = Signal(self.n)
         choice = Signal(range(self.n))
         grant = Signal(range(self.n))
-        m.d.comb += requests.eq(Cat(port.valid for port in self.i))
+        m.d.comb += waiting.eq(Cat(port.valid for port in self.i))
 
         if self._round_robin:
             m.submodules.round_robin = round_robin = RoundRobin(self.n)
             m.d.comb += [
-                round_robin.requests.eq(requests),
+                round_robin.requests.eq(waiting),
                 choice.eq(round_robin.grant),
             ]
         else:
             for index in reversed(range(self.n)):
-                with m.If(requests[index]):
+                with m.If(waiting[index]):
                     m.d.comb += choice.eq(index)
 
         taken = Signal()
