@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import struct
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 
 from .enums import AccessFlags, SendFlags, WCOpcode, WCStatus, WROpcode
+from .files import Files, write_text
 from .journal import Journal
 from .lab import Lab
-from .pcap import write_pcap
+from .qp import QP
 from .steps import SEND_STEPS, WRITE_STEPS, find_steps, print_steps
 from .verbs import MR, SGE, RecvWR, SendWR
-from .views import write_view
 from .waves import recording
 
 __all__ = ["DemoError", "DemoResult", "GUARD", "run_demo"]
@@ -39,6 +39,7 @@ class DemoResult:
 
     config: str
     payload: int
+    mtu: int
     seed: int
     cycles: int = 0
     frames: int = 0
@@ -85,23 +86,20 @@ def _expect(lab: Lab, qp, opcode: WCOpcode, wr_id: int, result: DemoResult) -> N
         raise DemoError(f"completion is {wc}, must be a successful {opcode.name} of wr_id {wr_id}")
 
 
-def run_demo(config: str = "tiny", *, payload: int = 1000, seed: int = 1, host_latency: int = 64, link_latency: int = 8,
-             waves: Path | None = None, pcap: Path | None = None, json_file: Path | None = None, verbose: bool = False,
+def run_demo(config: str = "tiny", *, payload: int = 1000, mtu: int = 1024, ipv6: bool = False, seed: int = 1,
+             host_latency: int = 64, link_latency: int = 8, files: Files | None = None, verbose: bool = False,
              console: Console | None = None) -> DemoResult:  # fmt: skip
     """Run it; raises `DemoError` when anything was wrong. Files are written when their path is given."""
-    console = console or Console()
-    result = DemoResult(config, payload, seed)
+    console, files = console or Console(), files or Files()
+    result = DemoResult(config, payload, mtu, seed, files=files.listing())
     started = time.perf_counter()
     lab = Lab(config, seed=seed, host_latency=host_latency, link_latency=link_latency)
     with lab:
         built = time.perf_counter()
-        if waves is not None:
-            with recording(lab.world, waves):
-                _script(lab, result, console, verbose)
-            view = write_view(lab, waves)
-            result.files |= {"waves": str(waves), "view": str(view)}
-        else:
-            _script(lab, result, console, verbose)
+        journal = Journal(lab)
+        with recording(lab.world, files.waves) if files.waves is not None else nullcontext():
+            pair = lab.rc_pair(mtu=mtu, gid=int(ipv6))
+            _script(lab, journal, pair, result, console, verbose)
         result.cycles = lab.world.cycle
         result.frames = len(lab.world.frames)
         result.counters = [c.driver.counters() for c in lab.contexts]
@@ -111,20 +109,14 @@ def run_demo(config: str = "tiny", *, payload: int = 1000, seed: int = 1, host_l
             "cycles_per_second": round(result.cycles / run),
         }  # fmt: skip
         result.data_ok = True
-        if pcap is not None:
-            pcap.parent.mkdir(parents=True, exist_ok=True)
-            write_pcap(pcap, lab.world.frames, lab.config.clock_hz)
-            result.files["pcap"] = str(pcap)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        result.files["json"] = str(json_file)
-        json_file.write_text(result.to_json())
+        files.write(lab, lab.world.frames, journal, [(pair[0].qp_num, pair[1].qp_num)])
+    if files.json is not None:
+        write_text(files.json, result.to_json())
     return result
 
 
-def _script(lab: Lab, result: DemoResult, console: Console, verbose: bool) -> None:
-    journal = Journal(lab)
-    a, b = lab.rc_pair(mtu=1024 if result.payload <= 1024 else 4096)
+def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult, console: Console, verbose: bool) -> None:
+    a, b = pair
     data = bytes((result.seed + 7 * i + (i >> 8)) & 0xFF for i in range(result.payload))
 
     source = _Buffer(a.pd, result.payload, AccessFlags.LOCAL_WRITE, offset=5)

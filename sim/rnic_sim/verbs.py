@@ -229,6 +229,11 @@ class CQ:
             abi.CMD_CREATE_CQ.words(cqn=self.cqn, log_size=self.log_size, eqn=eqn, valid=1, ring=_join(ring)),
         )
 
+    @property
+    def ring(self) -> Mapping:
+        """The memory the CQEs are written to."""
+        return self._mapping
+
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Up to ``num_entries`` completions; ``(count, completions)`` as in pyverbs."""
         found: list[WC] = []
