@@ -30,6 +30,8 @@ __all__ = ["BenchFailed", "build", "run"]
 # Only the ports of the top are public: VPI access to every signal costs three quarters of the speed.
 _VISIBLE = '`verilator_config\npublic_flat_rw -module "{top}" -var "*"\n'
 _VERILATE = ["--assert", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--x-assign", "0", "--x-initial", "0", "--output-split", "6000"]
+# -O1: compiles in three quarters of the time of -Os (Verilator's choice) and runs as fast here, where Python takes most of it.
+_MAKE = ["OPT_FAST=-O1", "CFG_CXXFLAGS_PCH_I=-include"]  # the wheel's makefile has no flag that includes its own header
 _RUNTIME = ("verilated", "verilated_vpi", "verilated_threads", "verilated_dpi")
 _WORTH_SHOWING = re.compile(r"%Error|Assertion failed|Error:|Exception|assert |FAIL|^\s+File |Traceback|CRITICAL|ERROR")
 
@@ -55,8 +57,8 @@ class _Runner(CocotbVerilator):
         verilate, make = super()._build_command()
         verilate.remove("--public-flat-rw")
         gxx = need_tool("g++")
-        make += [f"CXX={gxx}", f"LINK={gxx}", "AR=ar", f"PERL={shutil.which('perl') or 'perl'}", f"PYTHON3={sys.executable}",
-                 "CFG_CXXFLAGS_PCH_I=-include", f"OBJCACHE={shutil.which('ccache') or ''}"]  # fmt: skip
+        make += [*_MAKE, f"CXX={gxx}", f"LINK={gxx}", "AR=ar", f"PERL={shutil.which('perl') or 'perl'}",
+                 f"PYTHON3={sys.executable}", f"OBJCACHE={shutil.which('ccache') or ''}"]  # fmt: skip
         # After Verilator, before make: objects newer than the makefile are not compiled again.
         objects = [str(path) for path in sorted(self._runtime.glob("*.o"))] if self._runtime else []
         return [verilate, ["cp", *objects, str(self.build_dir)], make] if objects else [verilate, make]
@@ -85,7 +87,7 @@ def build(design: Callable[[], wiring.Component] | str, name: str, *, config: ob
     Raises `BenchFailed` with what the tools said, `MissingTool`.
     """
     waves = waves or os.environ.get("WAVES", "0") not in ("", "0")
-    tools = (find_verilator().version, version("cocotb"), compiler_version(), repr(_VERILATE), str(waves))
+    tools = (find_verilator().version, version("cocotb"), compiler_version(), repr(_VERILATE + _MAKE), str(waves))
     root = build_root() / "cocotb"
     if isinstance(design, str):
         return _build_text(design, name, root, tools, waves)
