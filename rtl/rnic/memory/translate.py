@@ -104,23 +104,31 @@ class Translate(wiring.Component):
         grant = Signal(self.client_bits)  # client whose request may come in
         asked = Signal(n)  # the same, one bit per client
 
-        held = Signal(REQUESTS)  # places of `store` in use
+        # Free places of `store`: those never used since reset from a counter, those given back from a FIFO.
+        m.submodules.places = places = StreamFifo(range(REQUESTS), REQUESTS)
+        unused = Signal(range(REQUESTS + 1), init=REQUESTS)
         handle = Signal(range(REQUESTS))
-        for i in reversed(range(REQUESTS)):
-            with m.If(~held[i]):
-                m.d.comb += handle.eq(i)
+        has_handle = Signal()
+        in_use = Signal(range(REQUESTS + 1))
+        m.d.comb += [
+            has_handle.eq(places.o.valid | (unused != 0)),
+            handle.eq(Mux(places.o.valid, places.o.payload, unused - 1)),
+        ]
 
-        # A walk's answer needs a cycle in which the pipe gives none: leave a gap when there is none on its way.
+        # A walk's answer needs a cycle in which the pipe gives none: leave a gap when there is none on its way. Seen a
+        # cycle late, so that the clients' ready comes from registers; a gap too many costs a cycle of a walk.
         gap = Signal()
+        crowded = Signal()
+        m.d.sync += crowded.eq(valid[1:STAGES].all())
         open_now = Signal()  # a new request may come in
         take_new = Signal()
         take_again = Signal()
         again_ready = Signal()
         new = Signal(self._item)
         m.d.comb += [
-            gap.eq(walker.answer.valid & valid[1:].all()),
+            gap.eq(walker.answer.valid & crowded),
             take_again.eq(again_ready & ~gap),
-            open_now.eq(~held.all() & ~again_ready & ~gap),
+            open_now.eq(has_handle & ~again_ready & ~gap),
             take_new.eq((turn.requests & asked).any() & open_now),
             turn.advance.eq(open_now & turn.requests.any()),
             new.client.eq(grant),
@@ -181,10 +189,20 @@ class Translate(wiring.Component):
         self._slot_for_new = Signal()  # a miss that has not waited may take a slot
         m.d.comb += self._slot_for_new.eq((walker.free != 0) & (waiting.level == 0) & (reserved == 0))
 
-        with m.If(take_new):
-            m.d.sync += held.bit_select(handle, 1).eq(1)
-        with m.If(valid[STAGES] & ~self._wait):
-            m.d.sync += held.bit_select(self._handle, 1).eq(0)
+        given_back = Signal()
+        m.d.comb += [
+            given_back.eq(valid[STAGES] & ~self._wait),
+            places.o.ready.eq(take_new),
+            places.i.valid.eq(given_back),
+            places.i.payload.eq(self._handle),
+        ]
+        with m.If(take_new & ~places.o.valid):
+            m.d.sync += unused.eq(unused - 1)
+        m.d.sync += [
+            in_use.eq(in_use + take_new - given_back),
+            Assert(~given_back | places.i.ready, "more places of waiting requests than there are"),
+            Assert(in_use <= REQUESTS, Format("{} requests inside", in_use)),
+        ]
 
         # Response queues: the pipe first, a walk's answer in a gap.
         outcome = self._outcome
