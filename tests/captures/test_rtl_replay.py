@@ -132,7 +132,8 @@ def test_rtl_on_a_bad_bus(scenario: cap.Scenario, side: str) -> None:
 
 def test_a_wrong_number_is_seen(scenario: cap.Scenario) -> None:
     """The replay reports what differs: the PSN at a, the memory at b, a frame too many at a, an answer too many at b."""
-    assert scenario.a is not None and scenario.b is not None
+    assert scenario.a is not None
+    scenario = replace(scenario, timeout=8)  # what never comes is waited for
     wrong = replace(scenario, a=replace(scenario.a, psn=scenario.a.psn + 1))
     assert any("psn is 0x111001, recorded 0x111000" in text for text in problems_of(wrong, "a"))
     steps = [replace(step, data=bytes(len(step.data))) if isinstance(step, cap.MemoryIs) else step for step in scenario.steps]
