@@ -80,13 +80,15 @@ def port_map(component: wiring.Component) -> dict:
     return ports
 
 
-def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions: bool = True) -> str:
+def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions: bool = True,
+               fragment: Fragment | None = None) -> str:  # fmt: skip
     """Verilog-2001 text of a component; reproducible (no source paths, same text for every hash seed).
 
-    Without ``assertions`` every Assert and Print is left out, and only they.
+    Without ``assertions`` every Assert and Print is left out, and only they. ``fragment`` is the elaborated component where
+    the caller has it.
     """
     # the two halves of amaranth.back.verilog.convert, so that the checks can be taken out of the text between them
-    text, _names = rtlil.convert_fragment(Fragment.get(component, None), port_map(component), name, emit_src=False)
+    text, _names = rtlil.convert_fragment(fragment or Fragment.get(component, None), port_map(component), name, emit_src=False)
     if not assertions:
         text = _CHECK_CELL.sub("", text)
     text = _without_zero_width(text)

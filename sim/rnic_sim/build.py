@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .enum_names import name_enums
 from .shell import SHELL, Manifest, check_ports, find_ports, make_glue, make_shell
 from .toolchain import MissingTool, Verilator, compiler_version, find_verilator, need_tool
 
@@ -42,6 +43,7 @@ _COMMON = (
 )
 _VERILATE = (
     "--cc", "--prefix", "Vrnic", "--top-module", SHELL, "--assert", "--no-timing", "-Wno-lint", "-Wno-style", "-Wno-fatal",
+    "-Wno-ENUMVALUE",
     "--x-assign", "0", "--x-initial", "0", "--output-split", "6000", "--output-split-cfuncs", "1500",
     # Sources joined into four of each kind: the same compile time as two, the same files however many cores there are.
     "--output-groups", "4",
@@ -202,7 +204,8 @@ def build_model(verilog_text: str, manifest: dict, *, trace: bool = True, jobs: 
     check_ports(ports, facts)
     verilator = find_verilator()
     options = [_VERILATE, _COMMON, _OPT_FAST, _OPT_SLOW, _OPT_RUNTIME, trace]
-    shell, glue = make_shell(ports, facts), make_glue(ports, facts)
+    verilog_text = name_enums(verilog_text, manifest.get("states", {}))
+    shell, glue = make_shell(ports, facts, manifest.get("probe_names", []), manifest.get("probe_taps")), make_glue(ports, facts)
     key = _digest(verilog_text, shell, glue, manifest, _harness_text(), verilator.version, compiler_version(), options)
     root = build_root() / "sim"
     home = root / key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -141,6 +143,19 @@ class _Bar:
             self._bar.start()
         if self._task is not None:
             self._bar.update(self._task, completed=done)
+
+
+@app.command()
+def waves(view: Annotated[Path, typer.Argument(metavar="FILE", help="view (.gtkw) that --waves left beside its FST")]) -> None:
+    """Open waves with GTKWave or Surfer."""
+    if not view.is_file():
+        raise FileNotFoundError(f"no file {view}")
+    if viewer := shutil.which("gtkwave"):
+        subprocess.run([viewer, view.name], cwd=view.parent, check=True)  # the paths in the view are relative
+    elif viewer := shutil.which("surfer"):
+        subprocess.run([viewer, view.with_suffix(".fst").name], cwd=view.parent, check=True)
+    else:
+        raise LookupError("no wave viewer: install the package gtkwave (or surfer) and put it on PATH")
 
 
 @app.command()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from amaranth.hdl import Fragment
+
 from rnic.config import CONFIGS, Params, RnicConfig, named_config
 from rnic.nic import Nic
 from rnic.records import Probe
@@ -17,7 +19,9 @@ from rnic.verilog import to_verilog
 from . import world as sim_world
 from .build import build_model
 from .enums import MTU, AccessFlags, QPType
+from .names import fsm_states, probe_taps
 from .qp import QP, AHAttr, QPAttr, QPCap, QPInitAttr
+from .shell import TOP
 from .verbs import CQ, PD, WC, Context, gid_bytes, mac_bytes
 
 __all__ = ["Lab", "Machine", "build_nic"]
@@ -29,11 +33,13 @@ _POLL_CYCLES = 16  # cycles between two looks of a polling loop
 def build_nic(config: RnicConfig) -> Path:
     """The Verilated model of a configuration (cached by content)."""
     nic = Nic(Params(config))
+    fragment = Fragment.get(nic, None)
     manifest = {
         "data_width": config.data_width, "clock_hz": config.clock_hz, "probe_slots": len(nic.probe_names),
         "probe_width": Probe().size if nic.probe_names else 0, "probe_names": nic.probe_names,
+        "probe_taps": probe_taps(nic.probe_names), "states": fsm_states(fragment, TOP),
     }  # fmt: skip
-    return build_model(to_verilog(nic), manifest)
+    return build_model(to_verilog(nic, fragment=fragment), manifest)
 
 
 class Machine:

@@ -1,4 +1,4 @@
-"""The Verilog shell around the NIC and the C++ glue behind its pins, generated from the ports of module ``rnic``.
+"""The SystemVerilog shell around the NIC and the C++ glue behind its pins, generated from the ports of module ``rnic``.
 
 The shell registers every input at the rising edge: what the harness decided in one cycle reaches the NIC in the next,
 in the same instant as the NIC's own registers change. So nothing combinational in the NIC, an assertion least of all,
@@ -7,6 +7,8 @@ ever sees the new state beside old inputs, and one evaluation a cycle is enough.
 
 import re
 from dataclasses import dataclass
+
+from .enum_names import EnumTypes
 
 __all__ = ["SHELL", "TOP", "Manifest", "ManifestError", "Port", "check_ports", "find_ports", "make_glue", "make_shell"]
 
@@ -80,8 +82,43 @@ def _range(bits: int) -> str:
     return "" if bits == 1 else f"[{bits - 1}:0] "
 
 
-def make_shell(ports: list[Port], manifest: Manifest) -> str:
-    """Verilog of the shell module."""
+def _taps(manifest: Manifest, names: list[str], taps: dict, types: EnumTypes) -> list[str]:
+    """One scope for each slot of the probe port, its fields by name and of enum types where numbers have names.
+
+    ``probe_event`` is NONE but in the cycle of an event; the other fields mean something in that cycle.
+    """
+    lines = ["    generate if (1) begin : probes"]
+    event_low, event_bits = taps["fields"]["event"]
+    event_type = types.of("ProbeEvent", event_bits, _numbers(taps["events"]))
+    for slot, name in enumerate(names):
+        base = slot * manifest.probe_width
+        lines.append(f"        if (1) begin : {name}")
+
+        def part(low: int, bits: int, base: int = base) -> str:
+            return f"probe[{base + low}]" if bits == 1 else f"probe[{base + low + bits - 1}:{base + low}]"
+
+        lines.append(f"            wire {event_type} probe_event = {event_type}'(probe[{base}] ? {part(event_low, event_bits)} : "
+                     f"{event_bits}'d0);")  # fmt: skip
+        for field, (low, bits) in taps["fields"].items():
+            if field not in ("valid", "event", "opcode"):
+                lines.append(f"            wire {_range(bits)}{field} = {part(low, bits)};")
+        low, bits = taps["fields"]["opcode"]
+        for shown, table in taps["opcodes"].get(name, {"opcode": None}).items():
+            kind = None if table is None else types.of(table["name"], bits, _numbers(table["values"]))
+            lines.append(f"            wire {kind} {shown} = {kind}'({part(low, bits)});" if kind
+                         else f"            wire {_range(bits)}{shown} = {part(low, bits)};")  # fmt: skip
+        lines.append("        end")
+    return [*lines, "    end endgenerate"]
+
+
+def _numbers(table: dict) -> dict[int, str]:
+    return {int(value): name for value, name in table.items()}  # JSON has no numbers as keys
+
+
+def make_shell(ports: list[Port], manifest: Manifest, probe_names: list[str] | None = None, taps: dict | None = None) -> str:
+    """SystemVerilog of the shell module. With ``taps`` (`rnic_sim.names.probe_taps`) the slots of the probe port, called
+    ``probe_names``, stand in the waves field by field."""
+    types = EnumTypes("shell")
     inputs = [port for port in ports if port.is_input and port.name != "clk"]
     outputs = [port for port in ports if not port.is_input]
     has_probe = any(port.name == "probe" for port in outputs)
@@ -101,10 +138,13 @@ def make_shell(ports: list[Port], manifest: Manifest) -> str:
         lines += [f"    assign probe_valid[{slot}] = probe[{slot * manifest.probe_width}];"
                   if manifest.probe_slots > 1 else "    assign probe_valid = probe[0];"
                   for slot in range(manifest.probe_slots)]
-    lines += ["    /* verilator tracing_on */", f"    {TOP} nic("]
+    lines.append("    /* verilator tracing_on */")
+    if has_probe and probe_names and taps:
+        lines += _taps(manifest, probe_names, taps, types)
+    lines.append(f"    {TOP} nic(")
     connections = [".clk(clk)"] + [f".{p.name}({p.name}_q)" for p in inputs] + [f".{p.name}({p.name})" for p in outputs]
     lines += ["        " + ",\n        ".join(connections), "    );", "endmodule", ""]
-    return "\n".join(lines)
+    return types.packages() + "\n".join(lines)
 
 
 def _member(name: str) -> str:

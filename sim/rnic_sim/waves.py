@@ -1,6 +1,8 @@
 """Waves: switches the FST file of a world, and writes the GTKWave save file that gives numbers their names."""
 
 import enum
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,13 +37,16 @@ def signal_path(nic: int, inside: str) -> str:
 class Trace:
     """A signal to show: its dotted ``path`` as in the wave file, its width, and the names of its values.
 
-    ``names`` is an enum class or a mapping value -> name (for an FSM: its ``decoding``). ``group`` is the GTKWave group.
+    ``names`` is an enum class or a mapping value -> name (for an FSM: its ``decoding``). ``group`` is the GTKWave group,
+    ``alias`` the name shown, ``format`` hex, dec or bin.
     """
 
     path: str
     bits: int = 1
     names: type[enum.Enum] | Mapping[int, str] | None = None
     group: str = ""
+    alias: str | None = None
+    format: str = "hex"
 
 
 def write_filter(path: str | Path, names: type[enum.Enum] | Mapping[int, str], bits: int) -> Path:
@@ -58,15 +63,16 @@ def _path_in_file(trace: Trace) -> str:
 
 
 def write_gtkw(path: str | Path, wave_file: str | Path, traces: Iterable[Trace]) -> Path:
-    """Writes the GTKWave save file ``path`` and, beside it, a filter file for every trace with names.
+    """Writes the GTKWave save file ``path`` and, beside it, the filter files of the traces with names.
 
-    Open with ``gtkwave <path>``. Traces stand in the order given, those of one group together.
+    All paths in it are relative: open it from its directory, wherever that was moved (``rnic waves`` does). Traces stand in
+    the order given, those of one group together.
     """
     target = Path(path)
     chosen = list(traces)
     with target.open("w") as out:
         save = GTKWSave(out)
-        save.dumpfile(str(Path(wave_file).resolve()), abspath=False)
+        save.dumpfile(os.path.relpath(Path(wave_file).resolve(), target.parent.resolve()), abspath=False)
         for group in dict.fromkeys(trace.group for trace in chosen):
             members = [trace for trace in chosen if trace.group == group]
             if group:
@@ -74,9 +80,10 @@ def write_gtkw(path: str | Path, wave_file: str | Path, traces: Iterable[Trace])
             for trace in members:
                 filter_file = None
                 if trace.names is not None:
-                    stem = trace.path.replace(".", "_").replace("\\", "").replace(" ", "")
-                    filter_file = str(write_filter(target.with_name(f"{stem}.flt"), trace.names, trace.bits).resolve())
-                save.trace(_path_in_file(trace), datafmt="hex", translate_filter_file=filter_file)
+                    stem = trace.path if isinstance(trace.names, Mapping) else f"{trace.names.__name__}.{trace.bits}"
+                    stem = re.sub(r"\W+", "_", stem)
+                    filter_file = write_filter(target.with_name(f"{target.stem}.{stem}.flt"), trace.names, trace.bits).name
+                save.trace(_path_in_file(trace), alias=trace.alias, datafmt=trace.format, translate_filter_file=filter_file)
             if group:
                 save.end_group(group)
     return target
