@@ -60,8 +60,8 @@ def demo(
                       link_latency=link_latency, files=Files(waves, pcap, trace, json), verbose=verbose,
                       console=console)  # fmt: skip
     console.print(
-        f"data, guard bytes and completions compared by software: all right. {result.frames} frames, {result.cycles} cycles, "
-        f"built in {result.sim['build_seconds']:.1f} s, run in {result.sim['run_seconds']:.1f} s", highlight=False,
+        f"Data, guard bytes and completions, compared by software: all right. {result.frames} frames, {result.cycles} cycles, "
+        f"built in {result.sim['build_seconds']:.1f} s, run in {result.sim['run_seconds']:.1f} s.", highlight=False,
     )  # fmt: skip
     for kind, file in result.files.items():
         console.print(f"{kind}: {file}", highlight=False)

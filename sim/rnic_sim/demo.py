@@ -18,7 +18,7 @@ from .files import Files, write_text
 from .journal import Journal
 from .lab import Lab
 from .qp import QP
-from .steps import SEND_STEPS, WRITE_STEPS, find_steps, print_steps
+from .steps import SEND_STEPS, WRITE_STEPS, StepDef, find_steps, print_steps
 from .verbs import MR, SGE, RecvWR, SendWR
 from .waves import recording
 
@@ -38,7 +38,8 @@ class DemoResult:
     """What the demo saw; ``to_json`` is what `--json` writes."""
 
     config: str
-    payload: int
+    op: str
+    bytes: int
     mtu: int
     seed: int
     cycles: int = 0
@@ -91,7 +92,7 @@ def run_demo(config: str = "tiny", *, payload: int = 1000, mtu: int = 1024, ipv6
              console: Console | None = None) -> DemoResult:  # fmt: skip
     """Run it; raises `DemoError` when anything was wrong. Files are written when their path is given."""
     console, files = console or Console(), files or Files()
-    result = DemoResult(config, payload, mtu, seed, files=files.listing())
+    result = DemoResult(config, "demo", payload, mtu, seed, files=files.listing())
     started = time.perf_counter()
     lab = Lab(config, seed=seed, host_latency=host_latency, link_latency=link_latency)
     with lab:
@@ -115,15 +116,31 @@ def run_demo(config: str = "tiny", *, payload: int = 1000, mtu: int = 1024, ipv6
     return result
 
 
+_INTRO = """\
+Two hosts, A and B. Each has a processor, memory and an RNIC (an RDMA network card); a link joins the RNICs. Software puts \
+work requests as WQEs into a send or receive queue in memory and rings the RNIC's doorbell; the RNIC does the work and writes \
+a CQE into a completion queue. A send and a receive queue are a queue pair (QP); one of A is connected with one of B. Packets \
+between them carry sequence numbers (PSN) and are acknowledged (ACK). Remote memory is named by a virtual address and a key \
+(rkey), both checked by the RNIC that owns the memory.
+"""
+
+
 def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult, console: Console, verbose: bool) -> None:
     a, b = pair
-    data = bytes((result.seed + 7 * i + (i >> 8)) & 0xFF for i in range(result.payload))
+    data = bytes((result.seed + 7 * i + (i >> 8)) & 0xFF for i in range(result.bytes))
+    console.print(_INTRO, highlight=False)
 
-    source = _Buffer(a.pd, result.payload, AccessFlags.LOCAL_WRITE, offset=5)
+    source = _Buffer(a.pd, result.bytes, AccessFlags.LOCAL_WRITE, offset=5)
     source.fill(data)
     inbox = _Buffer(a.pd, 64, AccessFlags.LOCAL_WRITE, offset=123)
-    target = _Buffer(b.pd, result.payload, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE, offset=4000)
+    target = _Buffer(b.pd, result.bytes, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE, offset=4000)
     letter = _Buffer(b.pd, _INVITATION.size, AccessFlags.LOCAL_WRITE, offset=33)
+
+    def show(op: str, title: str, definitions: list[StepDef], begin: int, length: int, poster: int, outcome: str) -> None:
+        steps = find_steps(definitions, journal.since(begin), poster)
+        print_steps(console, title, steps, poster, verbose=verbose)
+        console.print(f"  => {outcome}\n", highlight=False)
+        result.operations.append(_record(op, length, steps))
 
     # B registers memory and tells A its address and rkey: SEND/RECV
     begin = lab.world.cycle
@@ -135,10 +152,9 @@ def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult,
     _expect(lab, b, WCOpcode.SEND, 200, result)
     inbox.check(invitation, "SEND, receiver's buffer")
     letter.check(invitation, "SEND, sender's buffer")
-    steps = find_steps(SEND_STEPS, journal.since(begin), poster=1)
-    print_steps(console, f"SEND/RECV: host B tells host A address, rkey and length ({len(invitation)} bytes)", steps, 1,
-                verbose=verbose)  # fmt: skip
-    result.operations.append(_record("send", len(invitation), steps))
+    show("send", "SEND/RECV: B sends a message, A receives it", SEND_STEPS, begin, len(invitation), 1,
+         f"A holds B's {len(invitation)} bytes: address, rkey and length of a buffer of B. A's software had to offer a "
+         "receive buffer first.")  # fmt: skip
 
     # A writes into B's memory; B's software is not involved
     address, rkey, length = _INVITATION.unpack(inbox.mr.read(_INVITATION.size, GUARD))
@@ -149,10 +165,8 @@ def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult,
     _expect(lab, a, WCOpcode.RDMA_WRITE, 101, result)
     target.check(data, "WRITE, target buffer")
     source.check(data, "WRITE, source buffer")
-    steps = find_steps(WRITE_STEPS, journal.since(begin), poster=0)
-    print_steps(console, f"RDMA WRITE: host A writes {length} bytes to {address:#x} of host B with rkey {rkey:#x}", steps, 0,
-                verbose=verbose)  # fmt: skip
-    result.operations.append(_record("write", length, steps))
+    show("write", f"RDMA WRITE: A writes {length} bytes to {address:#x} of B, rkey {rkey:#x}", WRITE_STEPS, begin, length, 0,
+         f"B's buffer holds A's {length} bytes. B's software did nothing and got no completion.")  # fmt: skip
     lab.relax(64)
     if b.scq.poll()[0]:
         raise DemoError("WRITE made a completion at the responder, whose CPU must not know")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .journal import Entry
 
-__all__ = ["SEND_STEPS", "WRITE_STEPS", "Step", "StepDef", "find_steps", "print_steps"]
+__all__ = ["ATOMIC_STEPS", "READ_STEPS", "SEND_STEPS", "WRITE_STEPS", "Step", "StepDef", "find_steps", "print_steps"]
 
 
 @dataclass(frozen=True)
@@ -40,38 +41,65 @@ class Step:
         return self.entries[-1].cycle
 
 
+_POST = StepDef(0, "posts the work request: writes it as a WQE into the send queue in memory, then rings the doorbell",
+                ((0, "post_send", ""), (0, "sq_doorbell", "")))  # fmt: skip
+_FETCH = StepDef(0, "requester fetches the WQE from host memory and parses it",
+                 ((0, "scheduled", ""), (0, "wqe_fetch", ""), (0, "wqe_parsed", "")))  # fmt: skip
+_BUILD = StepDef(0, "translates the local virtual address, reads the payload from host memory, builds the packet",
+                 ((0, "packet_made", ""), (0, "local_translated", ""), (0, "payload_read", ""),
+                  (0, "payload_arrived", "")))  # fmt: skip
+_ACK = StepDef(1, "responder returns the ACK", ((1, "ack_sent", ""), (1, "frame_out", "ACK")))
+_POLL = StepDef(0, "polls the completion queue and finds the CQE: done", ((0, "poll", ""),))
+
 WRITE_STEPS = [
-    StepDef(0, "software posts the WR: the WQE is in the SQ ring, then the doorbell",
-            ((0, "post_send", ""), (0, "sq_doorbell", ""))),
-    StepDef(0, "requester fetches the WQE from host memory and parses it",
-            ((0, "scheduled", ""), (0, "wqe_fetch", ""), (0, "wqe_parsed", ""))),
-    StepDef(0, "requester translates the local virtual address, reads the payload, builds the packet",
-            ((0, "packet_made", ""), (0, "local_translated", ""), (0, "payload_read", ""), (0, "payload_arrived", ""))),
-    StepDef(None, "the packet goes out on the link", ((0, "frame_out", "WRITE"),)),
-    StepDef(1, "responder parses it, checks PSN and key, translates the remote virtual address, places the data",
-            ((1, "frame_in", "WRITE"), (1, "request_checked", ""), (1, "remote_translated", ""), (1, "data_placed", ""))),
-    StepDef(1, "responder returns the ACK", ((1, "ack_sent", ""), (1, "frame_out", "ACK"))),
-    StepDef(0, "requester takes the ACK, retires the WQE, writes the CQE into the CQ",
+    _POST, _FETCH, _BUILD,
+    StepDef(None, "the packet travels", ((0, "frame_out", "WRITE"), (1, "frame_in", "WRITE"))),
+    StepDef(1, "responder checks PSN and key, translates the remote virtual address, places the data in host memory",
+            ((1, "request_checked", ""), (1, "remote_translated", ""), (1, "data_placed", ""))),
+    _ACK,
+    StepDef(0, "requester takes the ACK, retires the WQE, writes the CQE into the completion queue",
             ((0, "frame_in", "ACK"), (0, "response_in", ""), (0, "wqe_retired", ""), (0, "cqe_written", ""))),
-    StepDef(0, "software polls the completion", ((0, "poll", ""),)),
+    _POLL,
 ]  # fmt: skip
 
 SEND_STEPS = [
-    StepDef(1, "receiver's software posts a receive WQE", ((1, "post_recv", ""), (1, "rq_doorbell", ""))),
-    StepDef(0, "sender's software posts the SEND, then the doorbell", ((0, "post_send", ""), (0, "sq_doorbell", ""))),
-    StepDef(0, "requester fetches the WQE and parses it",
-            ((0, "scheduled", ""), (0, "wqe_fetch", ""), (0, "wqe_parsed", ""))),
-    StepDef(0, "requester translates the local virtual address, reads the payload, builds the packet",
-            ((0, "packet_made", ""), (0, "local_translated", ""), (0, "payload_read", ""), (0, "payload_arrived", ""))),
-    StepDef(None, "the packet goes out on the link", ((0, "frame_out", "SEND"),)),
-    StepDef(1, "responder parses it, takes a receive WQE and places the data where that says",
-            ((1, "frame_in", "SEND"), (1, "request_checked", ""), (1, "recv_wqe_taken", ""), (1, "recv_wqe_fetched", ""),
+    StepDef(1, "posts a receive WQE: where the next message may go", ((1, "post_recv", ""), (1, "rq_doorbell", ""))),
+    _POST, _FETCH, _BUILD,
+    StepDef(None, "the packet travels", ((0, "frame_out", "SEND"), (1, "frame_in", "SEND"))),
+    StepDef(1, "responder checks the PSN, takes the receive WQE and places the data where that says",
+            ((1, "request_checked", ""), (1, "recv_wqe_taken", ""), (1, "recv_wqe_fetched", ""),
              (1, "remote_translated", ""), (1, "data_placed", ""))),
-    StepDef(1, "responder returns the ACK", ((1, "ack_sent", ""), (1, "frame_out", "ACK"))),
-    StepDef(1, "receiver's CQE is written", ((1, "cqe_written", "RECV"),)),
+    _ACK,
+    StepDef(1, "writes the receiver's CQE", ((1, "cqe_written", "RECV"),)),
     StepDef(0, "requester takes the ACK, retires the WQE, writes the sender's CQE",
             ((0, "frame_in", "ACK"), (0, "response_in", ""), (0, "wqe_retired", ""), (0, "cqe_written", "SEND"))),
-    StepDef(None, "both poll their completion", ((0, "poll", ""), (1, "poll", ""))),
+    StepDef(0, "polls its completion", ((0, "poll", ""),)),
+    StepDef(1, "polls its completion: the message is in the buffer", ((1, "poll", ""),)),
+]  # fmt: skip
+
+READ_STEPS = [
+    _POST, _FETCH,
+    StepDef(None, "the READ request travels", ((0, "packet_made", "READ"), (0, "frame_out", "READ"), (1, "frame_in", "READ"))),
+    StepDef(1, "responder checks PSN and key, translates the remote virtual address, reads its host memory",
+            ((1, "request_checked", ""),)),
+    StepDef(None, "the responses travel with the data", ((1, "frame_out", "READ_RESP"), (0, "frame_in", "READ_RESP"))),
+    StepDef(0, "requester places the data at the local virtual address", ((0, "response_in", ""),)),
+    StepDef(0, "requester retires the WQE, writes the CQE into the completion queue",
+            ((0, "wqe_retired", ""), (0, "cqe_written", "READ"))),
+    _POLL,
+]  # fmt: skip
+
+ATOMIC_STEPS = [
+    _POST, _FETCH,
+    StepDef(None, "the request travels with the operands",
+            ((0, "packet_made", ""), (0, "frame_out", "FETCH_ADD"), (1, "frame_in", "FETCH_ADD"))),
+    StepDef(1, "responder checks PSN, key and alignment, reads the word, changes it, writes it back",
+            ((1, "request_checked", ""),)),
+    StepDef(None, "the answer travels with the old value", ((1, "frame_out", "ATOMIC_ACK"), (0, "frame_in", "ATOMIC_ACK"))),
+    StepDef(0, "requester places the old value at the local virtual address", ((0, "response_in", ""),)),
+    StepDef(0, "requester retires the WQE, writes the CQE into the completion queue",
+            ((0, "wqe_retired", ""), (0, "cqe_written", "FETCH_ADD"))),
+    _POLL,
 ]  # fmt: skip
 
 
@@ -113,13 +141,16 @@ def _detail(entry: Entry) -> str:
 def print_steps(console: Console, title: str, steps: list[Step], poster: int, *, verbose: bool = False) -> None:
     """A table: number, cycles from the first step on, who, what; with ``verbose`` every event under its step."""
     start = min(s.first for s in steps)
-    table = Table(title=f"{title}  (cycle 0 = cycle {start} of the simulation)", title_justify="left", show_lines=False)
-    for name, style in (("step", "bold"), ("cycle", ""), ("where", "cyan"), ("what happens", "")):
+    note = f"cycle 0 here is cycle {start} of the simulation"
+    table = Table(title=title, title_justify="left", title_style="bold", caption=note, caption_justify="left", box=SIMPLE_HEAD)
+    for name, style in (("step", "bold"), ("cycle", ""), ("who", "cyan"), ("what happens", "")):
         justify = "right" if name in ("step", "cycle") else "left"
         table.add_column(name, style=style, justify=justify, no_wrap=name != "what happens")
     for step in steps:
         side = step.definition.side
-        where = "link" if side is None else f"host {'AB'[poster if side == 0 else 1 - poster]}"
+        where = "link"
+        if side is not None:
+            where = f"{'AB'[poster if side == 0 else 1 - poster]} {'software' if step.entries[0].who == 'software' else 'RNIC'}"
         first, last = step.first - start, step.last - start
         cycles = f"{first}" if first == last else f"{first}..{last}"
         text = step.definition.text

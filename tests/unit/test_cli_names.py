@@ -47,7 +47,8 @@ def test_vectors_with_names_become_enums():
 
 
 class Walker(wiring.Component):
-    o: Out(1)
+    def __init__(self):
+        super().__init__({"o": Out(1)})
 
     def elaborate(self, platform):
         m = Module()
