@@ -11,13 +11,14 @@ from pathlib import Path
 
 from amaranth.hdl import Fragment
 
+import rnic
 from rnic.config import CONFIGS, Params, RnicConfig, named_config
 from rnic.nic import Nic
 from rnic.records import Probe
 from rnic.verilog import to_verilog
 
 from . import world as sim_world
-from .build import build_model
+from .build import build_known
 from .enums import MTU, AccessFlags, QPType
 from .names import fsm_states, probe_taps
 from .qp import QP, AHAttr, QPAttr, QPCap, QPInitAttr
@@ -29,9 +30,8 @@ __all__ = ["Lab", "Machine", "build_nic"]
 _POLL_CYCLES = 16  # cycles between two looks of a polling loop
 
 
-@functools.cache  # elaboration alone takes seconds
-def build_nic(config: RnicConfig) -> Path:
-    """The Verilated model of a configuration (cached by content)."""
+def _make(config: RnicConfig) -> tuple[str, dict]:
+    """Verilog and manifest of a configuration."""
     nic = Nic(Params(config))
     fragment = Fragment.get(nic, None)
     manifest = {
@@ -39,7 +39,13 @@ def build_nic(config: RnicConfig) -> Path:
         "probe_width": Probe().size if nic.probe_names else 0, "probe_names": nic.probe_names,
         "probe_taps": probe_taps(nic.probe_names), "states": fsm_states(fragment, TOP),
     }  # fmt: skip
-    return build_model(to_verilog(nic, fragment=fragment), manifest)
+    return to_verilog(nic, fragment=fragment), manifest
+
+
+@functools.cache
+def build_nic(config: RnicConfig) -> Path:
+    """The Verilated model of a configuration (cached by content, and by its sources: elaboration alone takes seconds)."""
+    return build_known([Path(rnic.__file__).parent], repr(config), lambda: _make(config))
 
 
 class Machine:

@@ -1,10 +1,14 @@
 """Enum types for the waves: which vectors of a Verilog text become variables of an enum type."""
 
+import os
+import time
+
 from amaranth.hdl import Fragment, Module, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
 from rnic.records import Probe, ProbeEvent
+from rnic_sim import build
 from rnic_sim.enum_names import name_enums
 from rnic_sim.names import fsm_states, probe_taps
 from rnic_sim.shell import Manifest, Port, make_shell
@@ -83,3 +87,36 @@ def test_probe_slots_stand_in_the_shell_by_field():
     assert shell.count("shell_Opcode_1::Opcode opcode") == 1  # the builder's
     psn = Probe()["psn"]
     assert f"wire [23:0] psn = probe[{psn.offset + 23}:{psn.offset}];" in shell
+
+
+def test_a_known_model_is_not_made_again(monkeypatch, tmp_path):
+    """Made once for the same sources and facts; made when either differs; never taken or noted while a source is fresh."""
+    made = []
+
+    def build_model(text, _manifest):
+        home = tmp_path / "sim" / f"model{len(made)}"
+        home.mkdir(parents=True)
+        (home / "librnic.so").touch()
+        made.append(text)
+        return home
+
+    source = tmp_path / "sources" / "block.py"
+    source.parent.mkdir()
+
+    def write(text, age):
+        source.write_text(text)
+        os.utime(source, (time.time() - age,) * 2)
+
+    monkeypatch.setenv("RNIC_BUILD_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "build_model", build_model)
+    monkeypatch.setattr(build, "_MAKERS", ())
+    write("a", 3600)
+    for facts, expected in (("x", "model0"), ("x", "model0"), ("y", "model1"), ("x", "model0")):
+        assert build.build_known([source.parent], facts, lambda: ("text", {})).name == expected
+    write("b", 3600)
+    assert build.build_known([source.parent], "x", lambda: ("text", {})).name == "model2"
+    write("a", 0)
+    assert build.build_known([source.parent], "x", lambda: ("text", {})).name == "model3"
+    write("a", 3600)
+    assert build.build_known([source.parent], "x", lambda: ("text", {})).name == "model0"
+    assert len(made) == 4
