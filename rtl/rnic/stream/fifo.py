@@ -72,6 +72,8 @@ class StreamFifo(wiring.Component):
 
         level = Signal(range(self.depth + 1))  # all items: memory, latch, output register
         stored = Signal(range(self.depth + 1))  # items in the memory alone
+        any_stored = Signal()  # stored != 0, and level != depth: registers, as both begin long paths
+        has_room = Signal(init=1)
         latched = Signal()  # the memory's output holds an item
         push = Signal()
         pop = Signal()
@@ -82,13 +84,13 @@ class StreamFifo(wiring.Component):
 
         m.d.comb += [
             self.level.eq(level),
-            self.i.ready.eq(level != self.depth),
-            push.eq(self.i.valid & self.i.ready),
+            self.i.ready.eq(has_room),
+            push.eq(self.i.valid & has_room),
             pop.eq(self.o.valid & self.o.ready),
             out_free.eq(~self.o.valid | self.o.ready),
-            bypass.eq(push & out_free & ~latched & (stored == 0)),
+            bypass.eq(push & out_free & ~latched & ~any_stored),
             store_write.eq(push & ~bypass),
-            store_read.eq((stored != 0) & (~latched | out_free)),
+            store_read.eq(any_stored & (~latched | out_free)),
             write_port.data.eq(self.i.payload),
             write_port.en.eq(store_write),
             read_port.en.eq(store_read),
@@ -96,10 +98,15 @@ class StreamFifo(wiring.Component):
         # The ports' addresses are the write and the read pointer.
         for port, step in ((write_port, store_write), (read_port, store_read)):
             with m.If(step):
-                m.d.sync += port.addr.eq(Mux(port.addr == self.depth - 1, 0, port.addr + 1))
+                m.d.sync += port.addr.eq(port.addr + 1)
+                if self.depth & (self.depth - 1):
+                    with m.If(port.addr == self.depth - 1):
+                        m.d.sync += port.addr.eq(0)
         m.d.sync += [
             level.eq(level + push - pop),
             stored.eq(stored + store_write - store_read),
+            any_stored.eq(store_write | (any_stored & ~(store_read & (stored == 1)))),
+            has_room.eq(pop | (has_room & ~(push & (level == self.depth - 1)))),
         ]
         with m.If(store_read):
             m.d.sync += latched.eq(1)
@@ -113,6 +120,7 @@ class StreamFifo(wiring.Component):
 
         m.d.sync += [
             Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
+            Assert((any_stored == (stored != 0)) & (has_room == (level != self.depth)), "StreamFifo: flags and levels differ"),
             Assert(level == stored + latched + self.o.valid,
                    Format("StreamFifo: level {} but {} stored, {} latched, {} out", level, stored, latched,
                           self.o.valid)),
