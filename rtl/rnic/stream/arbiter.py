@@ -13,7 +13,8 @@ class RoundRobin(wiring.Component):
     """Combinational round-robin choice among ``n`` requests.
 
     Members: ``requests`` (n bits); ``advance``, the grant was used: the next search starts behind it; ``grant``, index
-    of the first request behind the last used one (meaningless while there is none).
+    of the first request behind the last used one (meaningless while there is none); ``chosen``, the same, one bit per
+    request, 0 while there is none (earlier than ``grant`` by a logic level).
 
     Timing: ``grant`` follows ``requests`` in the same cycle; it does not change while ``requests`` and the last used
     grant stay, but a new request may overtake.
@@ -23,23 +24,30 @@ class RoundRobin(wiring.Component):
         if n < 1:
             raise ValueError(f"number of requests is {n}, must be at least 1")
         self.n = n
-        super().__init__({"requests": In(n), "advance": In(1), "grant": Out(range(n))})
+        super().__init__({"requests": In(n), "advance": In(1), "grant": Out(range(n)), "chosen": Out(n)})
 
     def elaborate(self, platform):
         m = Module()
-        used = Signal(range(self.n), init=self.n - 1)
-        with m.Switch(used):
-            for last in range(self.n):
-                with m.Case(last):
-                    m.d.comb += self.grant.eq(last)
-                    # The statement written last wins: the nearest request behind `last` comes last.
-                    for distance in range(self.n - 1, 0, -1):
-                        candidate = (last + distance) % self.n
-                        with m.If(self.requests[candidate]):
-                            m.d.comb += self.grant.eq(candidate)
-        with m.If(self.advance):
-            m.d.sync += used.eq(self.grant)
+        behind = Signal(self.n)  # requests behind the last used grant: they go first
+        first = Signal(self.n)
+        none_behind = Signal()
+        m.d.comb += [first.eq(self.requests & behind), none_behind.eq(~first.any())]
+        for i in range(self.n):
+            m.d.comb += self.chosen[i].eq(
+                (first[i] & ~first[:i].any()) | (self.requests[i] & none_behind & ~self.requests[:i].any()))
+        for bit in range(len(self.grant)):
+            m.d.comb += self.grant[bit].eq(Cat(self.chosen[i] for i in range(self.n) if i >> bit & 1).any())
+        with m.If(self.advance & self.requests.any()):
+            m.d.sync += behind.eq(Cat(self.chosen[:i].any() for i in range(self.n)))
         return m
+
+
+def _or(values):
+    """Balanced OR of values of one width."""
+    values = list(values)
+    while len(values) > 1:
+        values = [values[i] | values[i + 1] if i + 1 < len(values) else values[i] for i in range(0, len(values), 2)]
+    return values[0]
 
 
 class _Arbiter(wiring.Component):
@@ -66,45 +74,47 @@ class _Arbiter(wiring.Component):
         m.submodules.out = out = SkidBuffer(tagged) if self.skid else StreamRegister(tagged)
 
         waiting = Signal(self.n)
-        choice = Signal(range(self.n))
-        grant = Signal(range(self.n))
+        choice = Signal(self.n)  # one bit per input, as `grant`
+        grant = Signal(self.n)
         m.d.comb += waiting.eq(Cat(port.valid for port in self.i))
 
         if self._round_robin:
             m.submodules.round_robin = round_robin = RoundRobin(self.n)
             m.d.comb += [
                 round_robin.requests.eq(waiting),
-                choice.eq(round_robin.grant),
+                choice.eq(round_robin.chosen),
             ]
         else:
-            for index in reversed(range(self.n)):
-                with m.If(waiting[index]):
-                    m.d.comb += choice.eq(index)
+            for index in range(self.n):
+                m.d.comb += choice[index].eq(waiting[index] & ~waiting[:index].any())
 
         taken = Signal()
         m.d.comb += taken.eq(out.i.valid & out.i.ready)
         if self._packets:
             inside = Signal()  # the packet of input `owner` has begun and not ended
-            owner = Signal(range(self.n))
-            m.d.comb += grant.eq(Mux(inside, owner, choice))
+            owner = Signal(self.n)
+            m.d.comb += [
+                grant.eq(Mux(inside, owner, choice)),
+                out.i.valid.eq(Mux(inside, (waiting & owner).any(), waiting.any())),
+            ]
             with m.If(taken):
                 m.d.sync += [inside.eq(~out.i.payload.payload.last), owner.eq(grant)]
             if self._round_robin:
                 m.d.comb += round_robin.advance.eq(taken & ~inside)
         else:
-            m.d.comb += grant.eq(choice)
+            m.d.comb += [grant.eq(choice), out.i.valid.eq(waiting.any())]
             if self._round_robin:
                 m.d.comb += round_robin.advance.eq(taken)
 
-        m.d.comb += out.i.payload.source.eq(grant)
-        with m.Switch(grant):
-            for index, port in enumerate(self.i):
-                with m.Case(index):
-                    m.d.comb += [
-                        out.i.valid.eq(port.valid),
-                        out.i.payload.payload.eq(port.payload),
-                        port.ready.eq(out.i.ready),
-                    ]
+        width = Shape.cast(self.shape).width
+        payload = Signal(self.shape)
+        m.d.comb += payload.eq(_or(Value.cast(port.payload) & grant[index].replicate(width)
+                                   for index, port in enumerate(self.i)))
+        m.d.comb += out.i.payload.payload.eq(payload)
+        for bit in range(len(out.i.payload.source)):
+            m.d.comb += out.i.payload.source[bit].eq(Cat(grant[i] for i in range(self.n) if i >> bit & 1).any())
+        for index, port in enumerate(self.i):
+            m.d.comb += port.ready.eq(grant[index] & out.i.ready)
         m.d.comb += [
             self.o.valid.eq(out.o.valid),
             self.o.payload.eq(out.o.payload.payload),
