@@ -22,6 +22,7 @@ class StepDef:
     side: int | None
     text: str
     events: tuple[tuple[int, str, str], ...]  # (side, event, part of the opcode name or '')
+    also: tuple[tuple[int, str, str], ...] = ()  # shown when they happened
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,10 @@ READ_STEPS = [
     _POST, _FETCH,
     StepDef(None, "the READ request travels", ((0, "packet_made", "READ"), (0, "frame_out", "READ"), (1, "frame_in", "READ"))),
     StepDef(1, "responder checks PSN and key, translates the remote virtual address, reads its host memory",
-            ((1, "request_checked", ""),)),
+            ((1, "request_checked", ""),), ((1, "remote_translated", ""),)),
     StepDef(None, "the responses travel with the data", ((1, "frame_out", "READ_RESP"), (0, "frame_in", "READ_RESP"))),
-    StepDef(0, "requester places the data at the local virtual address", ((0, "response_in", ""),)),
+    StepDef(0, "requester places the data at the local virtual address",
+            ((0, "response_in", ""),), ((0, "remote_translated", ""), (0, "data_placed", ""))),
     StepDef(0, "requester retires the WQE, writes the CQE into the completion queue",
             ((0, "wqe_retired", ""), (0, "cqe_written", "READ"))),
     _POLL,
@@ -94,9 +96,10 @@ ATOMIC_STEPS = [
     StepDef(None, "the request travels with the operands",
             ((0, "packet_made", ""), (0, "frame_out", "FETCH_ADD"), (1, "frame_in", "FETCH_ADD"))),
     StepDef(1, "responder checks PSN, key and alignment, reads the word, changes it, writes it back",
-            ((1, "request_checked", ""),)),
+            ((1, "request_checked", ""),), ((1, "remote_translated", ""),)),
     StepDef(None, "the answer travels with the old value", ((1, "frame_out", "ATOMIC_ACK"), (0, "frame_in", "ATOMIC_ACK"))),
-    StepDef(0, "requester places the old value at the local virtual address", ((0, "response_in", ""),)),
+    StepDef(0, "requester places the old value at the local virtual address",
+            ((0, "response_in", ""),), ((0, "remote_translated", ""), (0, "data_placed", ""))),
     StepDef(0, "requester retires the WQE, writes the CQE into the completion queue",
             ((0, "wqe_retired", ""), (0, "cqe_written", "FETCH_ADD"))),
     _POLL,
@@ -113,10 +116,10 @@ def find_steps(definitions: list[StepDef], entries: Iterable[Entry], poster: int
     steps = []
     for number, definition in enumerate(definitions, 1):
         found: list[Entry] = []
-        for side, event, opcode in definition.events:
+        for side, event, opcode in (*definition.events, *definition.also):
             nic = poster if side == 0 else 1 - poster
             hits = [e for e in pool if e.nic == nic and e.event == event and opcode in e.opcode]
-            if not hits:
+            if not hits and (side, event, opcode) in definition.events:
                 raise LookupError(f"step {number} ({definition.text}): no {event} on machine {'ab'[nic]}")
             found += hits
         steps.append(Step(number, definition, sorted(found, key=lambda e: e.cycle)))
