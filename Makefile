@@ -3,7 +3,7 @@
 OUT := build/demo
 
 sim: .venv/ready
-	.venv/bin/rnic sim demo --waves $(OUT)/demo.fst --pcap $(OUT)/demo.pcap --json $(OUT)/demo.json
+	.venv/bin/rnic sim demo --waves $(OUT)/demo.fst --pcap $(OUT)/demo.pcap --trace $(OUT)/demo.trace.json --json $(OUT)/demo.json
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n 2 --dist loadgroup

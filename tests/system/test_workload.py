@@ -1,11 +1,14 @@
 """Workloads of `rnic sim` on a model: what they report, and that wrong memory or a wrong completion is noticed."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 from tests.system.fst import hierarchy
 
+from rnic_sim.demo import run_demo
 from rnic_sim.files import Files
 from rnic_sim.lab import Lab
 from rnic_sim.script import parse_script
@@ -100,3 +103,17 @@ def test_waves_hold_the_names(tmp_path):
     shown = re.findall(r"^(?:\+\{[^}]*\} )?([ab]\.\S+)$", view, re.M)
     assert len(shown) > 100 and not set(shown) - set(variables)
     assert str(tmp_path) not in view
+
+
+def test_demo_tells_every_step_in_80_columns():
+    """Every step with its cycles, in order where one causes the next; the text fits a terminal of 80 columns."""
+    out = io.StringIO()
+    result = run_demo(payload=3000, ipv6=True, console=Console(file=out, width=80))
+    assert result.data_ok and result.completions["SUCCESS"] == 3 + len(result.operations) - 2
+    send, write = result.operations[:2]
+    assert [s["step"] for s in send["steps"]] == list(range(1, 12)) and len(write["steps"]) == 8
+    firsts = [s["first"] for s in write["steps"]]
+    assert firsts == sorted(firsts) and firsts[0] == 0
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("RDMA WRITE: A writes 3000 bytes" in line for line in lines)
