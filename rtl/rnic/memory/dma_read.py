@@ -68,56 +68,66 @@ class _ReadChannel(wiring.Component):
         m = Module()
         bits = lane_bits(self.width)
         depth = self.client.buffer_beats
-        # An access as its words need it: first lane, number of words less one, lane of the last byte.
-        access = data.StructLayout({"first": bits, "words": 17 - bits, "end": bits})
+        lanes = self.width // 8
+        # An access as its words need it: first lane, number of words less one, that there is one only, lane of the last byte.
+        access = data.StructLayout({"first": bits, "words": 17 - bits, "single": 1, "end": bits})
         end_byte = Signal(17)
         m.submodules.splitter = splitter = BurstSplitter(self.width, self.block)
         m.submodules.accesses = accesses = StreamFifo(access, self.client.depth)
         m.submodules.buffer = buffer = StreamFifo(self.beat.payload.shape(), depth)
 
-        # A command goes to the splitter and to the list of accesses together.
+        # A command goes to the splitter and to the list of accesses together. It waits for an empty splitter: `head` takes a
+        # burst every second cycle anyway, and so `ready` comes from registers.
+        length = self.command.payload.length
         m.d.comb += [
-            self.command.ready.eq(splitter.i.ready & accesses.i.ready),
-            splitter.i.valid.eq(self.command.valid & accesses.i.ready),
+            self.command.ready.eq(~splitter.busy & accesses.i.ready),
+            splitter.i.valid.eq(self.command.valid & self.command.ready),
             splitter.i.payload.eq(self.command.payload),
-            accesses.i.valid.eq(self.command.valid & splitter.i.ready),
+            accesses.i.valid.eq(splitter.i.valid),
             accesses.i.payload.first.eq(self.command.payload.address[:bits]),
             end_byte.eq(self.command.payload.address[:bits] + self.command.payload.length - 1),
             accesses.i.payload.words.eq(end_byte >> bits),
             accesses.i.payload.end.eq(end_byte[:bits]),
+            accesses.i.payload.single.eq(
+                (length[bits + 1 :] == 0) & (length[: bits + 1] + self.command.payload.address[:bits] <= lanes)),
             self.busy.eq(accesses.level != 0),
         ]
 
-        # Credit: a burst leaves only when every beat of it has a place, so R never waits. `head` is filled only when
-        # empty, so that `room` is up to date when it is compared.
+        # Credit: a burst is offered only when every beat of it has a place, so R never waits. Its places are taken with the
+        # first cycle it is offered; `head` is filled after that at the earliest, so `room` is up to date when it is compared.
+        # A place given back counts a cycle later.
         room = Signal(range(depth + 1), init=depth)
         head = Signal(BurstCommand())
         head_valid = Signal()
+        offered = Signal()  # head_valid, and the burst has its places
+        taking = Signal()  # first cycle of `offered`
         fits = Signal()
         leaves = Signal()
         returned = Signal()
         m.d.comb += [
             splitter.o.ready.eq(~head_valid),
-            self.burst.valid.eq(head_valid & fits),
+            self.burst.valid.eq(offered),
             self.burst.payload.eq(head),
-            leaves.eq(self.burst.valid & self.burst.ready),
-            returned.eq(buffer.o.valid & buffer.o.ready),
+            leaves.eq(offered & self.burst.ready),
+            # The largest burst is a power of two of beats: an OR says at once that any burst fits.
+            fits.eq(Mux(head_valid, room > head.len,
+                        splitter.o.valid & (room >> (self.block // lanes - 1).bit_length() != 0))),
             buffer.i.valid.eq(self.beat.valid),
             buffer.i.payload.eq(self.beat.payload),
         ]
         with m.If(~head_valid):
-            m.d.sync += [
-                head.eq(splitter.o.payload),
-                head_valid.eq(splitter.o.valid),
-                # The largest burst is a power of two of beats: an OR says at once that any burst fits.
-                fits.eq(room >> (self.block * 8 // self.width - 1).bit_length() != 0),
-            ]
+            m.d.sync += [head.eq(splitter.o.payload), head_valid.eq(splitter.o.valid)]
+        with m.Elif(leaves):
+            m.d.sync += head_valid.eq(0)
+        with m.If(offered):
+            m.d.sync += offered.eq(~self.burst.ready)
         with m.Else():
-            m.d.sync += [
-                head_valid.eq(~leaves),
-                fits.eq(fits | (room > head.len)),
-            ]
-        m.d.sync += room.eq(Mux(leaves, room - head.len - 1 + returned, room + returned))
+            m.d.sync += offered.eq(fits)
+        m.d.sync += [
+            taking.eq(~offered & fits),
+            returned.eq(buffer.o.valid & buffer.o.ready),
+            room.eq(room + returned - Mux(taking, head.len + 1, 0)),
+        ]
 
         self._words(m, accesses.o, buffer.o)
         watch(m, "command", self.command)
@@ -139,6 +149,7 @@ class _ReadChannel(wiring.Component):
 
         inside = Signal()
         words = Signal.like(access.payload.words)  # still to come, less one, while `inside`
+        last = Signal()  # inside, and words == 0
         failed = Signal()
         now_first = Signal(lane_bits(self.width))
         now_words = Signal.like(access.payload.words)
@@ -147,7 +158,7 @@ class _ReadChannel(wiring.Component):
         m.d.comb += [
             now_first.eq(Mux(inside, 0, access.payload.first)),
             now_words.eq(Mux(inside, words, access.payload.words)),
-            final.eq(now_words == 0),
+            final.eq(Mux(inside, last, access.payload.single)),
             now_end.eq(Mux(final, access.payload.end, lanes - 1)),
             out.i.valid.eq(access.valid & beat.valid),
             beat.ready.eq(access.valid & out.i.ready),
@@ -161,7 +172,9 @@ class _ReadChannel(wiring.Component):
         with m.If(out.i.valid & out.i.ready):
             m.d.sync += [
                 inside.eq(~final),
+                Assert(final == (now_words == 0), "DmaRead: an access's count and its end differ"),
                 words.eq(now_words - 1),
+                last.eq(now_words == 1),
                 failed.eq(~final & (failed | beat.payload.err)),
             ]
 
