@@ -199,11 +199,16 @@ class Nic(wiring.Component):
             completer.remember_data.eq(segmenter.remember_data),
             completer.done_index_addr.eq(scheduler.done_index_addr),
             scheduler.done_index.eq(completer.done_index),
+            completer.read_en.eq(segmenter.read_en),
+            completer.read_index.eq(segmenter.read_index),
+            completer.read_data.eq(segmenter.read_data),
             completer.una_addr.eq(segmenter.una_addr),
             segmenter.una.eq(completer.una),
+            segmenter.landed.eq(completer.landed_count),
             segmenter.hot_addr.eq(completer.hot_addr),
             completer.hot_psn.eq(segmenter.hot_psn),
             completer.hot_send_index.eq(segmenter.hot_send_index),
+            completer.hot_reads.eq(segmenter.hot_reads),
         ]
         m.submodules.failures = failures = StreamArbiter(SendFailure(p), 2)
         wiring.connect(m, segmenter.failure, failures.i[0])
@@ -244,6 +249,8 @@ class Nic(wiring.Component):
         _to_axis(m, parser.eth, self.eth_rx)
         wiring.connect(m, filt.request, responder.request)
         wiring.connect(m, filt.response, b["completer"].response)
+        wiring.connect(m, b["completer"].land, responder.land)
+        wiring.connect(m, responder.landed, b["completer"].landed)
         wiring.connect(m, responder.store_read, store.read)
         wiring.connect(m, store.o, responder.store_data)
         m.submodules.frees = frees = StreamArbiter(range(p.rx_cells), 3)

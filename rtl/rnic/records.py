@@ -11,14 +11,17 @@ from amaranth.lib import data, enum, stream
 from amaranth.lib.wiring import In, Out, Signature
 
 from .abi import CtxTable, VendorError, WcOpcode, WcStatus
+from .abi.queues import SGE
 from .config import Params
 
 __all__ = [
-    "AckJob", "CqeRequest", "CtxBus", "CtxWrite", "DmaCommand", "DmaReadSignature", "DmaWriteSignature",
-    "Doorbell", "FetchJob", "FetchedWqe", "GatherSegment", "Outstanding", "Probe", "ProbeEvent", "QpError",
-    "QpEvent", "ReadWord", "RequestDesc", "ResponseDesc", "Rewind", "RxDrop", "SendFailure", "SqFlush",
-    "TxHeader", "TxJob", "XlateRequest", "XlateResponse", "XlateSignature", "XlateStatus",
+    "AckJob", "CqeRequest", "CtxBus", "CtxWrite", "DmaCommand", "DmaReadSignature", "DmaWriteSignature", "Doorbell",
+    "FetchJob", "FetchedWqe", "GatherSegment", "LandJob", "LandResult", "LandTag", "Outstanding", "Probe", "ProbeEvent",
+    "QpError", "QpEvent", "ReadEntry", "ReadWord", "RequestDesc", "ResponseDesc", "Rewind", "RxDrop", "SendFailure",
+    "SqFlush", "TxHeader", "TxJob", "XlateRequest", "XlateResponse", "XlateSignature", "XlateStatus",
 ]  # fmt: skip
+
+SGE_LAYOUT = data.FlexibleLayout(SGE.layout.size, dict(SGE.layout))
 
 
 # ---------------------------------------------------------------------------------------------------------- receive
@@ -168,10 +171,11 @@ class Doorbell(data.StructLayout):
 
 
 class Rewind(data.StructLayout):
-    """Segmenter to scheduler: fetch again from ``index``; what was fetched under an older epoch will be thrown away."""
+    """Segmenter to scheduler: fetch again from ``index``; what was fetched under an older epoch will be thrown away.
+    ``sleep``: not before another event of the QP (fence, READ limit)."""
 
     def __init__(self, p: Params):
-        super().__init__({"qpn": p.qpn_bits, "index": 16, "epoch": 8})
+        super().__init__({"qpn": p.qpn_bits, "index": 16, "epoch": 8, "sleep": 1})
 
 
 class SqFlush(data.StructLayout):
@@ -220,6 +224,57 @@ class Outstanding(data.StructLayout):
             "signaled": 1,
             "length": 32,
         })  # fmt: skip
+
+
+class ReadEntry(data.StructLayout):
+    """A READ or ATOMIC from its request until its data has landed; one memory, entry
+    ``qpn * max_rd_atomic + number % max_rd_atomic``, written by the segmenter, read by the completer."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "first_psn": 24,
+            "last_psn": 24,
+            "opcode": 8,  # abi.WqeOpcode
+            "length": 32,
+            "wqe_index": 16,
+            "sges": data.ArrayLayout(SGE_LAYOUT, p.max_sge),
+        })  # fmt: skip
+
+
+class LandTag(enum.Enum, shape=2):
+    """What a landing job is for; comes back in its result."""
+
+    PART = 0  # data, the READ goes on
+    LAST = 1  # data, the READ or ATOMIC ends with it
+    SWEEP = 2  # no data: passes the street behind all landings before it; then the QP's error is reported
+    FLUSH = 3  # no data: as SWEEP, then the send queue is flushed up to `index`
+
+
+class LandJob(data.StructLayout):
+    """Completer to the responder's data mover: payload of a READ response, or the value of an ATOMIC ACK, to the SGEs of a
+    send WQE from byte ``offset`` on. Every job has one `LandResult`, in order."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "qpn": p.qpn_bits,
+            "tag": LandTag,
+            "psn": 24,
+            "pd": 24,
+            "index": 16,  # counter of the send WQE; FLUSH: producer
+            "head": p.cell_bits,
+            "length": 13,  # payload bytes; 0 without data
+            "offset": 32,
+            "immediate": 1,  # the 8 bytes are `value` (R-AT-2: little-endian in memory), not in the packet store
+            "value": 64,
+            "sges": data.ArrayLayout(SGE_LAYOUT, p.max_sge),
+        })  # fmt: skip
+
+
+class LandResult(data.StructLayout):
+    """A landing job's end: all its write responses came, or it failed with ``status``."""
+
+    def __init__(self, p: Params):
+        super().__init__({"qpn": p.qpn_bits, "tag": LandTag, "index": 16, "status": WcStatus, "vendor_err": VendorError})
 
 
 # ----------------------------------------------------------------------------------------------------- completion

@@ -7,7 +7,7 @@ import pytest
 
 from rnic.abi import COMPLETER_CFG, COMPLETER_HOT, CtxTable, QpState, VendorError, WcOpcode, WcStatus, WqeOpcode
 from rnic.config import CONFIGS, Params
-from rnic.records import ProbeEvent
+from rnic.records import LandTag, ProbeEvent
 from rnic.requester.complete import Completer
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, ack_syndrome, nak_syndrome, rnr_syndrome
@@ -16,8 +16,12 @@ from tests.unit.streams import seeded
 
 Op, St, Ve = WqeOpcode, WcStatus, VendorError
 ACK = ack_syndrome()
+PD = 0xA00
 WC = {Op.SEND: WcOpcode.SEND, Op.SEND_IMM: WcOpcode.SEND, Op.SEND_INV: WcOpcode.SEND, Op.WRITE: WcOpcode.RDMA_WRITE,
-      Op.WRITE_IMM: WcOpcode.RDMA_WRITE}  # fmt: skip
+      Op.WRITE_IMM: WcOpcode.RDMA_WRITE, Op.READ: WcOpcode.RDMA_READ, Op.CMP_SWAP: WcOpcode.COMP_SWAP,
+      Op.FETCH_ADD: WcOpcode.FETCH_ADD}  # fmt: skip
+READ_CODES = (WcOpcode.RDMA_READ, WcOpcode.COMP_SWAP, WcOpcode.FETCH_ADD)
+READS = (Op.READ, Op.CMP_SWAP, Op.FETCH_ADD)
 
 
 @dataclasses.dataclass
@@ -77,11 +81,15 @@ class Bench:
         self.retired, self.responses_seen, self.cycle = [], 0, 0
         self.cqe_ready = True
         self.cqe_times = []
+        self.lands, self.landing, self.land_faults, self.land_hold, self.land_delay = [], [], {}, False, 5
+        self.reads = defaultdict(int)  # READ and ATOMIC started
+        self.in_memory = []  # (QP, WQE) of landings that ended
 
     async def set_up(self, ctx, only=None):
         for n, q in self.qps.items():
             if only is None or n == only:
-                await ctx_words(ctx, self.dut, CtxTable.COMPLETER_CFG, n, COMPLETER_CFG.words(state=q.state, cqn=q.cqn))
+                await ctx_words(ctx, self.dut, CtxTable.COMPLETER_CFG, n, COMPLETER_CFG.words(
+                    state=q.state, cqn=q.cqn, pd=PD + n, path_mtu=1))
                 await ctx_words(ctx, self.dut, CtxTable.COMPLETER_HOT, n, COMPLETER_HOT.words(una=q.psn, done_index=q.start))
 
     async def post(self, ctx, n, *, packets=1, sent=None, **fields):
@@ -96,14 +104,45 @@ class Bench:
             "length": w.length})  # fmt: skip
         await ctx.tick()
         ctx.set(self.dut.remember_en, 0)
+        if w.opcode in READS:
+            ctx.set(self.dut.read_en, 1)
+            ctx.set(self.dut.read_index, n * self.p.max_rd_atomic + self.reads[n] % self.p.max_rd_atomic)
+            ctx.set(self.dut.read_data, {
+                "first_psn": q.wire(w.first), "last_psn": q.wire(w.first + packets - 1), "opcode": w.opcode, "length": w.length,
+                "wqe_index": q.index(k), "sges": [{"addr": q.index(k), "length": w.length, "lkey": n}]})  # fmt: skip
+            await ctx.tick()
+            ctx.set(self.dut.read_en, 0)
+            self.reads[n] += 1
         q.wqes.append(w)
         q.nxt += packets if sent is None else sent
         await ctx.tick().repeat(2)  # no answer comes in the cycles of the write
 
-    async def respond(self, ctx, n, count, syndrome=ACK, opcode=Opcode.RC_ACK, length=0, head=0):
+    async def respond(self, ctx, n, count, syndrome=ACK, opcode=Opcode.RC_ACK, length=0, head=0, original=0):
         """An answer with the PSN of packet ``count``."""
-        await offer(ctx, self.dut.response, {"qpn": n, "opcode": opcode.value, "psn": self.qps[n].wire(count),
-                                             "syndrome": syndrome, "length": length, "head": head})  # fmt: skip
+        await offer(ctx, self.dut.response, {
+            "qpn": n, "opcode": opcode.value, "psn": self.qps[n].wire(count), "syndrome": syndrome, "length": length,
+            "head": head, "original": original})  # fmt: skip
+
+    async def street(self, ctx):
+        """The responder's data mover: takes landings, answers each after a while, in order."""
+        dut = self.dut
+        while True:
+            ctx.set(dut.land.ready, len(self.landing) < 3 and self.rng.random() >= self.stall)
+            due = self.landing and self.landing[0][0] <= self.cycle and not self.land_hold
+            if due:
+                result = self.landing.pop(0)[1]
+                ctx.set(dut.landed.payload, result)
+                if result["tag"] == LandTag.LAST:
+                    self.in_memory.append((result["qpn"], result["index"]))
+            ctx.set(dut.landed.valid, bool(due))
+            _, _, taken, job = await ctx.tick().sample(dut.land.valid & dut.land.ready, dut.land.payload)
+            if taken:
+                self.lands.append(job)
+                status, vendor = self.land_faults.get((int(job.qpn), int(job.index)), (St.SUCCESS, Ve.NONE))
+                if not job.length and job.tag in (LandTag.SWEEP, LandTag.FLUSH):
+                    status, vendor = St.SUCCESS, Ve.NONE
+                self.landing.append((self.cycle + self.land_delay, {
+                    "qpn": int(job.qpn), "tag": job.tag, "index": int(job.index), "status": status, "vendor_err": vendor}))
 
     async def set_state(self, ctx, n, state):
         self.qps[n].state = state
@@ -120,6 +159,11 @@ class Bench:
                 if valid and ready:
                     if sink is None:
                         self.cqe_times.append((self.cycle, int(item.qpn)))
+                        if item.opcode in READ_CODES and item.status == St.SUCCESS:  # R-ORD-5
+                            assert (int(item.qpn), int(item.wqe_counter)) in self.in_memory
+                        if item.status != St.SUCCESS:  # nothing may arrive in a buffer whose WQE has ended
+                            data = [r for _, r in self.landing if r["tag"] in (LandTag.PART, LandTag.LAST)]
+                            assert not any(r["qpn"] == item.qpn for r in data)
                         self.cqes[int(item.qpn)].append((int(item.cqn), int(item.wqe_counter), item.opcode, item.status,
                                                          item.vendor_err, int(item.byte_len)))  # fmt: skip
                     else:
@@ -145,8 +189,9 @@ class Bench:
         hot = read_port(dut.hot_addr, [
             (dut.hot_psn, lambda n: qps[n].wire(qps[n].nxt) if n in qps else 0),
             (dut.hot_send_index, lambda n: sent(n) if n in qps else 0),
+            (dut.hot_reads, lambda n: self.reads[n] & 0xFF),
         ])  # fmt: skip
-        run(dut, main, background=[self.watch, hot], limit=limit)
+        run(dut, main, background=[self.watch, hot, self.street], limit=limit)
 
     async def check(self, ctx, n):
         q = self.qps[n]
@@ -177,7 +222,8 @@ def test_cumulative_acks(name, seed, stall):
             if rng.random() < 0.6:
                 if len(q.wqes) - sum(r[0] == n for r in bench.retired) < p.sq_outstanding:
                     await bench.post(ctx, n, packets=rng.choice([1, 1, 2, 40]), signaled=rng.randrange(2),
-                                     opcode=rng.choice(list(WC)), length=rng.getrandbits(31))  # fmt: skip
+                                     opcode=rng.choice([op for op in WC if op not in READS]),
+                                     length=rng.getrandbits(31))  # fmt: skip
             elif rng.random() < 0.2:
                 ghosts += 1
                 await bench.respond(ctx, n, q.nxt + rng.choice([0, 1, 1000, (1 << 23) - 1 - q.nxt + q.una]))
@@ -283,7 +329,7 @@ def test_nak_of_a_message_still_being_sent():
 
 
 def test_ignored_answers():
-    """Reserved syndromes, READ responses and ATOMIC ACKs: counted, cells freed, nothing else. In RESET or ERR: nothing."""
+    """Reserved syndromes and PSNs never sent: counted. Duplicates with data: cells freed. In RESET or ERR: nothing else."""
     p = Params(CONFIGS["tiny"])
     bench = Bench(p, {1: Qp(), 2: Qp(state=QpState.ERR)}, seeded(1))
 
@@ -293,14 +339,15 @@ def test_ignored_answers():
         reserved = [0x40, 0x5F, *(nak_syndrome(NakCode.PSN_SEQUENCE) + code for code in range(4, 32))]
         for syndrome in reserved:
             await bench.respond(ctx, 1, 0, syndrome)
-        await bench.respond(ctx, 1, 0, ACK, Opcode.RC_READ_RESP_ONLY, length=64, head=5)
-        await bench.respond(ctx, 1, 0, ACK, Opcode.RC_ATOMIC_ACK)
+        await bench.respond(ctx, 1, 1, ACK, Opcode.RC_READ_RESP_ONLY, length=64, head=5)
+        await bench.respond(ctx, 1, 7, ACK, Opcode.RC_ATOMIC_ACK)
+        await bench.respond(ctx, 1, -1, ACK, Opcode.RC_READ_RESP_LAST, length=64, head=6)
         await bench.respond(ctx, 2, 0, ACK, Opcode.RC_READ_RESP_MIDDLE, length=256, head=9)
         await bench.respond(ctx, 2, 0)
         await bench.settle(ctx)
         assert bench.bad == len(reserved) + 2
-        assert bench.frees == [5, 9]
-        assert bench.responses_seen == len(reserved) + 4
+        assert bench.frees == [5, 6, 9]
+        assert bench.responses_seen == len(reserved) + 5
         for n in (1, 2):
             await bench.check(ctx, n)
         assert not bench.errors and not bench.wakes

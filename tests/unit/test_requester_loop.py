@@ -27,6 +27,9 @@ from rnic.records import (
     DmaReadSignature,
     Doorbell,
     GatherSegment,
+    LandJob,
+    LandResult,
+    LandTag,
     QpError,
     QpEvent,
     ResponseDesc,
@@ -60,7 +63,7 @@ class Requester(wiring.Component):
             "gather_failure": In(s(SendFailure(p))), "response": In(s(ResponseDesc(p))),
             "job": Out(s(TxJob(p))), "segment": Out(s(GatherSegment(p))), "cqe": Out(s(CqeRequest(p))),
             "qp_error": Out(s(QpError(p))), "xlate": Out(XlateSignature(p, self.fetch.tag_bits)),
-            "read": Out(DmaReadSignature(p)),
+            "read": Out(DmaReadSignature(p)), "land": Out(s(LandJob(p))), "landed": In(s(LandResult(p))),
         })  # fmt: skip
 
     def elaborate(self, platform):
@@ -82,12 +85,16 @@ class Requester(wiring.Component):
                      (wiring.flipped(self.response), completer.response), (segmenter.job, wiring.flipped(self.job)),
                      (segmenter.segment, wiring.flipped(self.segment)), (completer.cqe, wiring.flipped(self.cqe)),
                      (completer.qp_error, wiring.flipped(self.qp_error)), (fetch.xlate, wiring.flipped(self.xlate)),
-                     (fetch.read, wiring.flipped(self.read))):  # fmt: skip
+                     (fetch.read, wiring.flipped(self.read)), (completer.land, wiring.flipped(self.land)),
+                     (wiring.flipped(self.landed), completer.landed)):  # fmt: skip
             wiring.connect(m, a, b)
         m.d.comb += [
             scheduler.done_index.eq(completer.done_index), completer.done_index_addr.eq(scheduler.done_index_addr),
             segmenter.una.eq(completer.una), completer.una_addr.eq(segmenter.una_addr),
             completer.hot_psn.eq(segmenter.hot_psn), completer.hot_send_index.eq(segmenter.hot_send_index),
+            completer.hot_reads.eq(segmenter.hot_reads), segmenter.landed.eq(completer.landed_count),
+            completer.read_en.eq(segmenter.read_en), completer.read_index.eq(segmenter.read_index),
+            completer.read_data.eq(segmenter.read_data),
             segmenter.hot_addr.eq(completer.hot_addr),
             completer.remember_en.eq(segmenter.remember_en), completer.remember_index.eq(segmenter.remember_index),
             completer.remember_data.eq(segmenter.remember_data), completer.free.ready.eq(1), segmenter.inline.ready.eq(1),
@@ -116,13 +123,34 @@ def wqe(length, *, bad=False, signaled=True):
     return head[:32] + SGE.pack(addr=0x1000, length=length, lkey=1) + bytes(16)
 
 
-async def create(ctx, dut, n, start=0, psn=0):
+def street(dut, rng, *, delay=(3, 30), seen=None):
+    """A background bench in place of the responder's data mover: takes landings, answers each after a while, in order."""
+    async def bench(ctx):
+        waiting, cycle = [], 0
+        while True:
+            cycle += 1
+            ctx.set(dut.land.ready, len(waiting) < 4 and rng.random() < 0.8)
+            due = bool(waiting) and waiting[0][0] <= cycle
+            if due:
+                job = waiting.pop(0)[1]
+                ctx.set(dut.landed.payload, {"qpn": int(job.qpn), "tag": job.tag, "index": int(job.index)})
+                if seen is not None and job.tag == LandTag.LAST:
+                    seen.append((int(job.qpn), int(job.index)))
+            ctx.set(dut.landed.valid, due)
+            _, _, taken, job = await ctx.tick().sample(dut.land.valid & dut.land.ready, dut.land.payload)
+            if taken:
+                waiting.append((cycle + rng.randint(*delay), job))
+    return bench
+
+
+async def create(ctx, dut, n, start=0, psn=0, max_rd_atomic=0):
     tables = [
         (CtxTable.REQUESTER_HOT, REQUESTER_HOT.words(psn=psn, send_index=start)),
         (CtxTable.COMPLETER_HOT, COMPLETER_HOT.words(una=psn, done_index=start)),
         (CtxTable.SQ_FETCH, [start]), (CtxTable.SQ_PRODUCER, [start]),
-        (CtxTable.COMPLETER_CFG, COMPLETER_CFG.words(state=QpState.RTS, cqn=1)),
-        (CtxTable.REQUESTER_CFG, REQUESTER_CFG.words(state=QpState.RTS, path_mtu=1, log_sq=LOG_SQ, log_stride=6)),
+        (CtxTable.COMPLETER_CFG, COMPLETER_CFG.words(state=QpState.RTS, cqn=1, path_mtu=1)),
+        (CtxTable.REQUESTER_CFG, REQUESTER_CFG.words(state=QpState.RTS, path_mtu=1, log_sq=LOG_SQ, log_stride=6,
+                                                     max_rd_atomic=max_rd_atomic)),
     ]  # fmt: skip
     for table, words in tables:
         for word, value in enumerate(words):
@@ -224,7 +252,8 @@ def test_every_wqe_gets_its_end(name, seed, trouble):
                     await ctx_write(ctx, dut, table, n, 0, QpState.ERR, mask=1)
                 await offer(ctx, dut.kick, {"qpn": n})
 
-    run(dut, driver, background=[host.translate, host.memory, peer, answer, gather, cqs, command_engine], limit=9000)
+    run(dut, driver, background=[host.translate, host.memory, peer, answer, gather, cqs, command_engine,
+                                   street(dut, rng)], limit=9000)
     for n in range(4):
         assert [c for c, _ in cqes[n]] == [starts[n] + k & 0xFFFF for k in range(total)], f"QP {n}"
         statuses = [s for _, s in cqes[n]]
@@ -238,3 +267,105 @@ def test_every_wqe_gets_its_end(name, seed, trouble):
             assert statuses == [WcStatus.SUCCESS] * at + [status] + [WcStatus.WR_FLUSH_ERR] * (total - at - 1)
     assert gathered == sum(sum(sizes) for sizes in payload.values())
     assert errors == ([sick] if trouble else [])
+
+
+READ_OPS = {WqeOpcode.READ: Opcode.RC_READ_REQUEST, WqeOpcode.CMP_SWAP: Opcode.RC_CMP_SWAP,
+            WqeOpcode.FETCH_ADD: Opcode.RC_FETCH_ADD}  # fmt: skip
+
+
+def read_wqe(opcode, length, flags):
+    head = SEND_WQE.pack(opcode=opcode, flags=flags | SendFlags.SIGNALED, num_sge=1, length=length)[:32]
+    sge = SGE.pack(addr=0x1000, length=length, lkey=1)
+    return head + (bytes(16) + sge if opcode in (WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD) else sge + bytes(16))
+
+
+@pytest.mark.rule("R-REQ-1", "R-REQ-4", "R-ORD-2", "R-PSN-3")
+@pytest.mark.parametrize("name,seed,limit", [("tiny", 1, 1), ("hundred", 2, 1), ("hundred", 3, 2), ("hundred", 4, 4)])
+def test_reads_and_fences(name, seed, limit):
+    """READ limit and fence: never broken, order kept, every WQE ends (no wake-up is lost), and nothing spins meanwhile."""
+    rng = seeded(seed)
+    p = Params(CONFIGS[name].replace(num_qps=4, max_rd_atomic=4))
+    dut = Requester(p)
+    host = Rings(p, dut, rng, stall=0.1, latency=(2, 12))
+    total = 24
+    wrs = {n: [] for n in range(4)}
+    posted, cqes, sent = defaultdict(int), defaultdict(list), defaultdict(list)
+    answers, in_memory, fetched = [], [], 0
+    for n in range(4):
+        for _ in range(total):
+            opcode = rng.choice([WqeOpcode.SEND, WqeOpcode.READ, WqeOpcode.READ, WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD])
+            length = {WqeOpcode.SEND: 300, WqeOpcode.READ: rng.choice([0, 64, 700])}.get(opcode, 8)
+            wrs[n].append((opcode, length, rng.choice([0, 0, SendFlags.FENCE])))
+
+    async def driver(ctx):
+        for n in range(4):
+            await create(ctx, dut, n, psn=0xFFFFF8, max_rd_atomic=limit)
+        while any(posted[n] < total for n in range(4)):
+            n = rng.randrange(4)
+            count = rng.randint(0, min((1 << LOG_SQ) - (posted[n] - len(cqes[n])), total - posted[n]))
+            for _ in range(count):
+                host.put(n, posted[n], read_wqe(*wrs[n][posted[n]]))
+                posted[n] += 1
+            if count:
+                await offer(ctx, dut.doorbell, {"id": n, "counter": posted[n]})
+            await ctx.tick().repeat(rng.choice([1, 20, 60]))
+        for _ in range(6000):
+            await ctx.tick()
+            if all(len(cqes[n]) == total for n in range(4)):
+                break
+
+    async def peer(ctx):
+        """Takes packets, checks order, PSNs, READ limit and fence against what has landed; answers all."""
+        nonlocal fetched
+        expected = defaultdict(lambda: 0xFFFFF8)
+        async for _, _, valid, ready, job, fetch in ctx.tick().sample(
+            dut.job.valid, dut.job.ready, dut.job.payload, dut.read.command.valid & dut.read.command.ready
+        ):
+            fetched += int(fetch)
+            if valid and ready:
+                n, header = int(job.header.qpn), job.header
+                k = int(job.wqe_index)
+                opcode, length, flags = wrs[n][k]
+                first = not sent[n] or sent[n][-1] != k
+                assert k == (sent[n][-1] + first if sent[n] else 0) and header.psn == expected[n]
+                reads = [i for i in range(k) if wrs[n][i][0] in READ_OPS]
+                landed = [i for i in reads if (n, i) in in_memory]
+                if flags & SendFlags.FENCE and first:
+                    assert reads == landed
+                packets = max(1, -(-length // 256))
+                if opcode in READ_OPS:
+                    assert len(reads) - len(landed) < limit
+                    assert header.opcode == READ_OPS[opcode].value and header.length == 0 and header.dma_length == length
+                    for i in range(packets):
+                        code = Opcode.RC_ATOMIC_ACK
+                        if opcode == WqeOpcode.READ:
+                            code = Opcode.RC_READ_RESP_ONLY if packets == 1 else Opcode.RC_READ_RESP_LAST \
+                                if i == packets - 1 else Opcode.RC_READ_RESP_MIDDLE if i else Opcode.RC_READ_RESP_FIRST
+                        answers.append({
+                            "qpn": n, "psn": expected[n] + i & 0xFFFFFF, "opcode": code.value, "syndrome": ack_syndrome(),
+                            "length": min(256, length - 256 * i) if opcode == WqeOpcode.READ else 0})
+                elif header.ackreq:
+                    answers.append({"qpn": n, "psn": int(header.psn), "opcode": Opcode.RC_ACK.value,
+                                    "syndrome": ack_syndrome()})  # fmt: skip
+                expected[n] = expected[n] + (packets if opcode in READ_OPS else 1) & 0xFFFFFF
+                sent[n].append(k)
+            ctx.set(dut.job.ready, rng.random() < 0.8)
+            ctx.set(dut.segment.ready, 1)
+
+    async def answer(ctx):
+        while True:
+            await ctx.tick()
+            if answers and rng.random() < 0.3:
+                await offer(ctx, dut.response, answers.pop(0))
+
+    async def cqs(ctx):
+        async for _, _, valid, ready, cqe in ctx.tick().sample(dut.cqe.valid, dut.cqe.ready, dut.cqe.payload):
+            if valid and ready:
+                cqes[int(cqe.qpn)].append((int(cqe.wqe_counter), cqe.status))
+            ctx.set(dut.cqe.ready, rng.random() < 0.7)
+
+    background = [host.translate, host.memory, peer, answer, cqs, street(dut, rng, delay=(5, 120), seen=in_memory)]
+    run(dut, driver, background=background, limit=12000)
+    for n in range(4):
+        assert cqes[n] == [(k, WcStatus.SUCCESS) for k in range(total)], f"QP {n}"
+    assert fetched <= 5 * total * 4  # host reads: a sleeping QP fetches nothing

@@ -161,12 +161,16 @@ COMPLETER_CFG = Struct(
 )  # fmt: skip
 
 COMPLETER_HOT = Struct(
-    "CompleterHot", 8, "What the completer changes. All zero after RESET; una loaded at RTR->RTS.",
+    "CompleterHot", 12, "What the completer changes. All zero after RESET; una loaded at RTR->RTS.",
     [
         ("una", 0, 24, "oldest PSN not acknowledged"),
         ("retries", 3, 3, "retry_cnt used"),
         ("rnr_retries", (3, 4), 3, "rnr_retry used"),
+        ("more", (3, 7), 1, "SEND or WRITE WQEs behind a READ that lands are acknowledged"),
         ("done_index", 4, 16, "counter of the oldest WQE not retired"),
+        ("answered", 6, 8, "READ and ATOMIC with all responses"),
+        ("landed", 7, 8, "READ and ATOMIC with all data in memory (RequesterHot.rd_atomic of them started)"),
+        ("received", 8, 32, "bytes received of the oldest READ not answered"),
     ],
 )  # fmt: skip
 

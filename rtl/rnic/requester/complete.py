@@ -1,6 +1,7 @@
 """Answers to own requests, and the end of send WQEs: success, error, flush."""
 
 from amaranth import *
+from amaranth.hdl import Assert, Format
 from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -10,11 +11,15 @@ from ..qp.table import ContextTable
 from ..records import (
     CqeRequest,
     CtxBus,
+    LandJob,
+    LandResult,
+    LandTag,
     Outstanding,
     Probe,
     ProbeEvent,
     QpError,
     QpEvent,
+    ReadEntry,
     ResponseDesc,
     SendFailure,
     SqFlush,
@@ -23,6 +28,7 @@ from ..stream.arbiter import RoundRobin
 from ..stream.fifo import StreamFifo
 from ..wire.opcode import Opcode
 from ..wire.syndrome import SYNDROME, AethType, NakCode
+from .response_check import DATA_OPCODES, ResponseCheck
 
 __all__ = ["Completer"]
 
@@ -32,6 +38,7 @@ _WC_OPCODES = {
     WqeOpcode.CMP_SWAP: WcOpcode.COMP_SWAP, WqeOpcode.FETCH_ADD: WcOpcode.FETCH_ADD,
     WqeOpcode.LOCAL_INV: WcOpcode.LOCAL_INV, WqeOpcode.BIND_MW: WcOpcode.BIND_MW,
 }  # fmt: skip
+_READS = (WqeOpcode.READ, WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD)
 
 _NAK_STATUS = {  # rules.md 7.4; without loss recovery a sequence NAK has no retry left
     NakCode.PSN_SEQUENCE: (WcStatus.RETRY_EXC_ERR, VendorError.NAK_SEQUENCE),
@@ -41,36 +48,45 @@ _NAK_STATUS = {  # rules.md 7.4; without loss recovery a sequence NAK has no ret
 }
 
 
-class JobKind(enum.Enum, shape=2):
+class JobKind(enum.Enum, shape=3):
     """What the completer works on."""
 
     RESPONSE = 0
     FAILURE = 1
-    FLUSH = 2
+    FLUSH = 2  # sends a FLUSH through the landing street
+    LANDED = 3  # all data of the oldest READ or ATOMIC is in memory
+    LAND_FAILED = 4
+    SWEEP = 5  # retires what is acknowledged; then the error kept for the QP is reported
+    FLUSH_NOW = 6  # the FLUSH came back: no data of the QP is on its way any more
 
 
 class Completer(wiring.Component):
     """Retires send WQEs in post order (R-CQ-1, R-ERR-3).
 
-    An ACK of PSN p retires every WQE whose last PSN is not after p, a NAK those that end before p (R-RSP-2); an answer outside
-    [una, next PSN) is discarded (R-RSP-1). A NAK, or an RNR NAK, ends the WQE that contains p with the status of rules.md 7.4
-    (there is no retry: every NAK is final). A `SendFailure` is kept until its WQE is the oldest (R-ERR-7), the older of two
-    counts. After an error the QP is dead: ``qp_error`` goes out, later answers are ignored, and when the QP is in ERR a
-    `SqFlush` ends every WQE up to its producer with WR_FLUSH_ERR. Success makes a CQE only when signaled, errors and flushes
-    always do (R-ERR-1, R-ERR-4). A command's write of word 0 of COMPLETER_HOT gives a dead QP a new life.
+    An ACK of PSN p acknowledges every SEND and WRITE whose last PSN is not after p, a NAK or a response with data those that
+    end before p (R-RSP-2); an answer outside [una, next PSN) is discarded (R-RSP-1). READs and ATOMICs are answered by their
+    own responses only, in order (`ResponseCheck`, R-RSP-3..6); una advances with every response (R-RSP-7). Accepted data goes
+    out on ``land``; the READ or ATOMIC is retired when its last landing is through, all write responses included (R-ORD-2,
+    R-ORD-5), and counts as outstanding until then. The packet-store cells of every other response are freed.
 
-    READ responses and ATOMIC ACKs fit no request of this requester: cells freed, ``bad_response``, as for reserved syndromes
-    and PSNs never sent.
+    A NAK, an RNR NAK, an implied NAK or a response that does not fit ends the WQE that contains p (there is no retry: every
+    NAK is final). A `SendFailure` is kept until its WQE is the oldest (R-ERR-7), the older of two counts. A landing that
+    fails ends its READ or ATOMIC (R-RSP-8). After an error the QP is dead: ``qp_error`` goes out, later answers are ignored,
+    and when the QP is in ERR a `SqFlush` ends every WQE up to its producer with WR_FLUSH_ERR. Errors of READs and flushes go
+    once through the landing street first: no data is on its way to a buffer whose WQE has ended. Success makes a CQE only when
+    signaled, errors and flushes always do (R-ERR-1, R-ERR-4). A command's write of word 0 of COMPLETER_HOT gives a dead QP a
+    new life. ``bad_response``: reserved syndromes, PSNs never sent.
 
-    Ports: ``response``, ``failure``, ``flush``; ``ctx`` (a write to the COMPLETER_HOT of the QP under work waits);
-    ``remember_*``, write of the outstanding table; ``hot_addr`` / ``hot_psn``, ``hot_send_index`` 2-cycle read of the segmenter;
-    ``done_index_addr`` / ``done_index``, ``una_addr`` / ``una`` 2-cycle read ports; ``cqe``; ``wake``, after WQEs were
-    retired; ``qp_error``; ``free``, first packet-store cell of a response with payload; ``bad_response`` pulse; ``probe``
-    (RESPONSE_IN), ``probe_retired`` (WQE_RETIRED, all endings).
+    Ports: ``response``, ``failure``, ``flush``; ``land``, ``landed``; ``ctx`` (a write to the COMPLETER_HOT of the QP under work
+    waits); ``remember_*``, write of the outstanding table; ``read_*`` write of the read table; ``hot_addr`` / ``hot_psn``,
+    ``hot_send_index``, ``hot_reads`` 2-cycle read of the segmenter; ``done_index_addr`` / ``done_index``, ``una_addr`` / ``una``,
+    ``landed_count`` 2-cycle read ports; ``cqe``; ``wake``, after WQEs were retired; ``qp_error``; ``free``, first
+    packet-store cell of a response not landed; ``bad_response`` pulse; ``probe`` (RESPONSE_IN), ``probe_retired`` (WQE_RETIRED).
 
-    Timing: one answer that retires one WQE per 6 cycles, 3 for each further WQE, 1 per flushed WQE. A job gives way after
-    ``TURN`` WQEs (an answer one later), unless another job of its kind did already or the next one is of the same QP. A full
-    ``cqe`` stops this block alone.
+    Timing: one answer that retires one WQE per 6 cycles, 3 more while READs are unanswered, 3 for each further WQE; a response
+    with data 7 cycles and its last landing 5; 1 per flushed WQE. A job gives way after ``TURN`` WQEs, unless another did
+    already or the next one is of the same QP. A full ``cqe`` stops this block alone. ``landed`` never waits: at most
+    ``results_depth`` landings are under way.
     """
 
     TURN = 16
@@ -78,21 +94,30 @@ class Completer(wiring.Component):
     def __init__(self, p: Params):
         self.p = p
         self.entry_bits = (p.num_qps * p.sq_outstanding - 1).bit_length()
+        self.read_bits = (p.num_qps * p.max_rd_atomic - 1).bit_length()
+        self.results_depth = 4 * p.desc_depth  # what the landing street holds
         super().__init__({
             "response": In(stream.Signature(ResponseDesc(p))),
             "failure": In(stream.Signature(SendFailure(p))),
             "flush": In(stream.Signature(SqFlush(p))),
+            "land": Out(stream.Signature(LandJob(p))),
+            "landed": In(stream.Signature(LandResult(p))),
             "ctx": In(CtxBus(p)),
             "remember_en": In(1),
             "remember_index": In(self.entry_bits),
             "remember_data": In(Outstanding(p)),
+            "read_en": In(1),
+            "read_index": In(self.read_bits),
+            "read_data": In(ReadEntry(p)),
             "hot_addr": Out(p.qpn_bits),
             "hot_psn": In(24),
             "hot_send_index": In(16),
+            "hot_reads": In(8),
             "done_index_addr": In(p.qpn_bits),
             "done_index": Out(16),
             "una_addr": In(p.qpn_bits),
             "una": Out(24),
+            "landed_count": Out(8),
             "cqe": Out(stream.Signature(CqeRequest(p))),
             "wake": Out(stream.Signature(QpEvent(p))),
             "qp_error": Out(stream.Signature(QpError(p))),
@@ -107,10 +132,13 @@ class Completer(wiring.Component):
         m = Module()
         self._job_shape = data.StructLayout({
             "kind": JobKind, "qpn": p.qpn_bits, "psn": 24, "opcode": 8, "syndrome": SYNDROME, "index": 16, "status": WcStatus,
-            "vendor_err": VendorError,
+            "vendor_err": VendorError, "head": p.cell_bits, "length": 13, "original": 64, "credit": 1,
         })  # fmt: skip
         self._failed_shape = data.StructLayout({
-            "dead": 1, "pending": 1, "index": 16, "status": WcStatus, "vendor_err": VendorError,
+            "dead": 1, "pending": 1,
+            "by_una": 1,  # the first WQE not acknowledged fails, else WQE `index`
+            "closed": 1,  # no answer counts any more
+            "index": 16, "status": WcStatus, "vendor_err": VendorError,
         })  # fmt: skip
         m.submodules.cfg = self._cfg = ContextTable(p, CtxTable.COMPLETER_CFG, COMPLETER_CFG, p.num_qps)
         m.submodules.hot = self._table = ContextTable(p, CtxTable.COMPLETER_HOT, COMPLETER_HOT, p.num_qps, read_ports=3,
@@ -118,29 +146,39 @@ class Completer(wiring.Component):
         m.submodules.failed = failed = memory.Memory(shape=self._failed_shape, depth=p.num_qps, init=[])
         m.submodules.outstanding = outstanding = memory.Memory(shape=Outstanding(p), depth=p.num_qps * p.sq_outstanding,
                                                                init=[])  # fmt: skip
+        m.submodules.reads = reads = memory.Memory(shape=ReadEntry(p), depth=p.num_qps * p.max_rd_atomic, init=[])
         m.submodules.errors = self._errors = StreamFifo(QpError(p), p.num_qps)
+        m.submodules.results = self._results = StreamFifo(LandResult(p), self.results_depth)
+        m.submodules.check = self._check = ResponseCheck(p)
         wiring.connect(m, self._errors.o, wiring.flipped(self.qp_error))
+        wiring.connect(m, wiring.flipped(self.landed), self._results.i)
         self._failed_read, self._failed_write = failed.read_port(), failed.write_port()
-        self._entry_read = outstanding.read_port()
-        remember = outstanding.write_port()
+        self._entry_read, self._reads_read = outstanding.read_port(), reads.read_port()
+        remember, remember_read = outstanding.write_port(), reads.write_port()
         m.d.comb += [
             remember.en.eq(self.remember_en),
             remember.addr.eq(self.remember_index),
             remember.data.eq(self.remember_data),
+            remember_read.en.eq(self.read_en),
+            remember_read.addr.eq(self.read_index),
+            remember_read.data.eq(self.read_data),
             self._table.read_index_1.eq(self.done_index_addr),
             self.done_index.eq(self._table.read_1.done_index),
             self._table.read_index_2.eq(self.una_addr),
             self.una.eq(self._table.read_2.una),
+            self.landed_count.eq(self._table.read_2.landed),
         ]
+        m.d.sync += Assert(~self.landed.valid | self.landed.ready, Format("Completer: more landings than {}", self.results_depth))
         self._job = Signal(self._job_shape, name="job")
         self._working = Signal(name="working")
         self._idle = Signal(name="idle")
         self._start = Signal(name="start")
         self._next = Signal(self._job_shape, name="next_job")  # chosen while the one before is worked on
         self._next_valid = Signal(name="next_valid")
-        self._again = {kind: Signal(self._job_shape, name=f"again_{kind.name.lower()}")
-                       for kind in (JobKind.RESPONSE, JobKind.FLUSH)}  # fmt: skip
-        self._again_valid = {kind: Signal(name=f"again_{kind.name.lower()}_valid") for kind in self._again}
+        self._again_qpn = Signal(p.qpn_bits, name="again_qpn")  # a SWEEP that gave way
+        self._again_valid = Signal(name="again_valid")
+        self._credit = Signal(name="credit")  # the job may yet start a landing
+        self._owes_free = Signal(name="owes_free")  # the job's packet-store cells have no new owner
         self._elaborate_ctx(m)
         self._elaborate_choice(m)
         self._elaborate_work(m)
@@ -151,9 +189,9 @@ class Completer(wiring.Component):
         bus = self.ctx.payload
         is_hot, hold, clear = Signal(), Signal(), Signal()
         self._failed_set = Signal(name="failed_set")
-        same = [self._again_valid[kind] & (bus.index == self._again[kind].qpn) for kind in self._again]
-        same += [
+        same = [
             self._working & (bus.index == self._job.qpn), self._next_valid & (bus.index == self._next.qpn), self._failed_set,
+            self._again_valid & (bus.index == self._again_qpn), self._results.o.valid,
         ]  # fmt: skip
         m.d.comb += [
             is_hot.eq(bus.table == CtxTable.COMPLETER_HOT),
@@ -169,36 +207,51 @@ class Completer(wiring.Component):
             m.d.comb += [self._failed_write.en.eq(1), self._failed_write.addr.eq(bus.index)]
 
     def _elaborate_choice(self, m):
-        """Whose job is next: round robin over the inputs and the jobs that gave way."""
+        """Whose job is next: round robin over the inputs and the sweep that gave way."""
         m.submodules.turn = turn = RoundRobin(5)
-        r, f, s = self.response, self.failure, self.flush
-        again, waits = self._again, self._again_valid
-        response_held, free_ready, take = Signal(), Signal(), Signal()
+        r, f, s, result = self.response, self.failure, self.flush, self._results.o
+        take, room, news, dropped, returned = Signal(), Signal(), Signal(), Signal(), Signal()
+        under_way = Signal(range(self.results_depth + 1))  # landings, and jobs that may start one
         chosen = Signal(self._job_shape)
+
+        def overtakes(qpn):
+            """An answer, or a landing, must not overtake the sweep of the same QP that gave way."""
+            return self._again_valid & (self._again_qpn == qpn)
+
         m.d.comb += [
-            free_ready.eq(~self.free.valid | self.free.ready),
-            # An answer must not overtake one of the same QP that gave way.
-            response_held.eq(waits[JobKind.RESPONSE] & (again[JobKind.RESPONSE].qpn == r.payload.qpn)),
+            room.eq(under_way != self.results_depth),
+            # Of a READ that goes on there is nothing to say but an error.
+            news.eq((result.payload.tag != LandTag.PART) | (result.payload.status != WcStatus.SUCCESS)),
+            dropped.eq(result.valid & ~news),
             turn.requests.eq(Cat(
-                r.valid & ~response_held & free_ready, f.valid, s.valid & ~waits[JobKind.FLUSH],
-                waits[JobKind.RESPONSE], waits[JobKind.FLUSH],
+                r.valid & room & ~overtakes(r.payload.qpn), f.valid, s.valid & room,
+                result.valid & news & ~overtakes(result.payload.qpn), self._again_valid,
             )),
-            self._start.eq(self._idle & self._next_valid),
+            # An ended job that still owns something gives it back in the idle cycle.
+            self._start.eq(self._idle & self._next_valid & ~self._owes_free & ~self.free.valid),
             take.eq(turn.requests.any() & (~self._next_valid | self._start)),
             turn.advance.eq(take),
             r.ready.eq(take & (turn.grant == 0)),
             f.ready.eq(take & (turn.grant == 1)),
             s.ready.eq(take & (turn.grant == 2)),
+            result.ready.eq((take & (turn.grant == 3)) | dropped),
+            returned.eq(self._idle & self._credit),
         ]  # fmt: skip
+        m.d.sync += under_way.eq(under_way + (r.ready | s.ready) - dropped - returned)
+        with m.If(self._idle):
+            m.d.sync += [self._credit.eq(0), self._owes_free.eq(0)]
         with m.If(self._start):
-            m.d.sync += [self._next_valid.eq(0), self._job.eq(self._next)]
+            m.d.sync += [
+                self._next_valid.eq(0), self._job.eq(self._next), self._credit.eq(self._next.credit),
+                self._owes_free.eq((self._next.kind == JobKind.RESPONSE) & (self._next.length != 0)),
+            ]  # fmt: skip
         with m.If(take):
             m.d.sync += [self._next_valid.eq(1), self._next.eq(chosen)]
         with m.Switch(turn.grant):
             with m.Case(0):
                 m.d.comb += [
-                    chosen.kind.eq(JobKind.RESPONSE), chosen.qpn.eq(r.payload.qpn), chosen.psn.eq(r.payload.psn),
-                    chosen.opcode.eq(r.payload.opcode), Value.cast(chosen.syndrome).eq(r.payload.syndrome),
+                    chosen.kind.eq(JobKind.RESPONSE), Value.cast(chosen.syndrome).eq(r.payload.syndrome), chosen.credit.eq(1),
+                    *(chosen[name].eq(r.payload[name]) for name in ("qpn", "psn", "opcode", "head", "length", "original")),
                 ]  # fmt: skip
             with m.Case(1):
                 m.d.comb += [
@@ -208,74 +261,107 @@ class Completer(wiring.Component):
             with m.Case(2):
                 m.d.comb += [
                     chosen.kind.eq(JobKind.FLUSH), chosen.qpn.eq(s.payload.qpn), chosen.index.eq(s.payload.producer),
+                    chosen.credit.eq(1),
                 ]  # fmt: skip
             with m.Case(3):
-                m.d.comb += chosen.eq(again[JobKind.RESPONSE])
+                m.d.comb += [
+                    chosen.qpn.eq(result.payload.qpn), chosen.index.eq(result.payload.index),
+                    chosen.status.eq(result.payload.status), chosen.vendor_err.eq(result.payload.vendor_err),
+                    chosen.credit.eq(1), chosen.kind.eq(JobKind.LANDED),
+                ]  # fmt: skip
+                with m.If(result.payload.tag == LandTag.SWEEP):
+                    m.d.comb += chosen.kind.eq(JobKind.SWEEP)
+                with m.Elif(result.payload.tag == LandTag.FLUSH):
+                    m.d.comb += chosen.kind.eq(JobKind.FLUSH_NOW)
+                with m.Elif(result.payload.status != WcStatus.SUCCESS):
+                    m.d.comb += chosen.kind.eq(JobKind.LAND_FAILED)
             with m.Case(4):
-                m.d.comb += chosen.eq(again[JobKind.FLUSH])
-        for grant, kind in ((3, JobKind.RESPONSE), (4, JobKind.FLUSH)):
-            with m.If(take & (turn.grant == grant)):
-                m.d.sync += waits[kind].eq(0)
+                m.d.comb += [chosen.kind.eq(JobKind.SWEEP), chosen.qpn.eq(self._again_qpn)]
+        with m.If(take & (turn.grant == 4)):
+            m.d.sync += self._again_valid.eq(0)
         with m.If(self.free.ready):
             m.d.sync += self.free.valid.eq(0)
-        with m.If(r.ready & (r.payload.length != 0)):
-            m.d.sync += [self.free.valid.eq(1), self.free.payload.eq(r.payload.head)]
+        with m.If(self._idle & self._owes_free):
+            m.d.sync += [self.free.valid.eq(1), self.free.payload.eq(self._job.head)]
         m.d.sync += [
             self.probe.valid.eq(r.ready),
             self.probe.event.eq(ProbeEvent.RESPONSE_IN),
             self.probe.qpn.eq(r.payload.qpn),
             self.probe.psn.eq(r.payload.psn),
             self.probe.opcode.eq(r.payload.syndrome),
+            Assert(under_way <= self.results_depth, Format("Completer: {} landings under way", under_way)),
         ]
 
     def _elaborate_work(self, m):
         p = self.p
-        job, table, cfg_table = self._job, self._table, self._cfg
+        job, table, cfg_table, check = self._job, self._table, self._cfg, self._check
         entry_bits = (p.sq_outstanding - 1).bit_length()
         qpn_now = Signal(p.qpn_bits)
         cfg = Signal(COMPLETER_CFG.layout, name="cfg_now")
         hot = Signal(COMPLETER_HOT.layout, name="hot_now")
         failed = Signal(self._failed_shape, name="failed_now")
         failed_read = Signal(self._failed_shape)
-        entry = Signal(Outstanding(p))
+        entry, read = Signal(Outstanding(p)), Signal(ReadEntry(p))
         index, next_index, send_index = Signal(16), Signal(16), Signal(16)  # counter of the WQE looked at, and + 1
         ahead, span = Signal(24), Signal(24)  # from una: PSN of the answer, next PSN
+        limit = Signal(24)  # newest PSN that is acknowledged
+        reads_open = Signal()  # a READ or ATOMIC is not fully answered
+        unlanded = Signal()  # data of a READ or ATOMIC may be on its way to memory
         flush_left, age, failed_age = Signal(16), Signal(16), Signal(16)
         retired = Signal(range(self.TURN + 1))
         progress = Signal()
-        give_way = Signal()  # the turn is over, there is a slot to wait in, and no job of this QP would overtake
+        give_way = Signal()  # the turn is over, there is a place to wait in, and no job of this QP would overtake
         m.d.comb += [
             qpn_now.eq(Mux(self._idle, self._next.qpn, job.qpn)),
             cfg_table.read_index_0.eq(qpn_now),
             table.read_index_0.eq(qpn_now),
             self._failed_read.addr.eq(qpn_now),
             self.hot_addr.eq(qpn_now),
+            give_way.eq((retired == self.TURN) & (~self._again_valid | (job.kind == JobKind.FLUSH_NOW))
+                        & ~(self._next_valid & (self._next.qpn == job.qpn))),
+            check.opcode.eq(job.opcode),
+            check.syndrome.eq(job.syndrome),
+            check.length.eq(job.length),
+            check.ahead.eq(ahead),
+            check.una.eq(hot.una),
+            check.open.eq(reads_open),
+            check.entry.eq(read),
+            check.received.eq(hot.received),
+            check.path_mtu.eq(cfg.path_mtu),
         ]
         m.d.sync += failed_read.eq(self._failed_read.data)
-        slot_taken = Mux(job.kind == JobKind.FLUSH, self._again_valid[JobKind.FLUSH], self._again_valid[JobKind.RESPONSE])
-        m.d.comb += give_way.eq((retired == self.TURN) & ~slot_taken & ~(self._next_valid & (self._next.qpn == job.qpn)))
 
         # ---- output registers
-        cqe_free, wake_free = Signal(), Signal()
-        m.d.comb += [cqe_free.eq(~self.cqe.valid | self.cqe.ready), wake_free.eq(~self.wake.valid | self.wake.ready)]
-        with m.If(self.cqe.ready):
-            m.d.sync += self.cqe.valid.eq(0)
-        with m.If(self.wake.ready):
-            m.d.sync += self.wake.valid.eq(0)
+        cqe_free, wake_free, land_free = Signal(), Signal(), Signal()
+        for port, free in ((self.cqe, cqe_free), (self.wake, wake_free), (self.land, land_free)):
+            m.d.comb += free.eq(~port.valid | port.ready)
+            with m.If(port.ready):
+                m.d.sync += port.valid.eq(0)
         m.d.sync += [self.bad_response.eq(0), self.probe_retired.valid.eq(0), self.probe_retired.event.eq(ProbeEvent.WQE_RETIRED)]
 
-        def finish(done, una):
-            """End of the job, or of its turn: write what changed, wake the scheduler if there is room again."""
+        def finish(done, **changes):
+            """End of the job, or of its turn: write what changed."""
             m.d.comb += [
                 table.write_en.eq(1),
                 table.write_data.eq(hot),
                 table.write_data.done_index.eq(done),
-                table.write_data.una.eq(una),
+                table.write_data.una.eq(limit + 1),
+                *(table.write_data[name].eq(value) for name, value in changes.items()),
             ]
             m.next = "IDLE"
 
         def wake():
             m.d.sync += [self.wake.valid.eq(1), self.wake.payload.qpn.eq(job.qpn)]
+
+        def start_landing(tag, of, length):
+            """The job's credit and packet-store cells go with it."""
+            land = self.land.payload
+            m.d.sync += [
+                self.land.valid.eq(1), self._credit.eq(0),
+                land.qpn.eq(job.qpn), land.tag.eq(tag), land.psn.eq(job.psn), land.pd.eq(cfg.pd), land.index.eq(of),
+                land.head.eq(job.head), land.length.eq(length), land.offset.eq(hot.received), land.value.eq(job.original),
+                land.immediate.eq(job.opcode == Opcode.RC_ATOMIC_ACK.value), land.sges.eq(read.sges),
+            ]  # fmt: skip
 
         wc_opcode = Signal(WcOpcode)
         with m.Switch(entry.opcode):
@@ -304,35 +390,42 @@ class Completer(wiring.Component):
             ]
 
         # ---- what the answer says
-        is_ack, is_nak, known = Signal(), Signal(), Signal()
-        error_status, error_vendor = Signal(WcStatus), Signal(VendorError)  # why WQE `index` fails
+        is_ack, is_nak, is_data, known = (Signal(name=n) for n in ("is_ack", "is_nak", "is_data", "known"))
+        error_status, error_vendor = Signal(WcStatus), Signal(VendorError)  # why a WQE fails
         nak_status, nak_vendor = Signal(WcStatus), Signal(VendorError)
         syndrome = job.syndrome
-        with m.If(job.opcode == Opcode.RC_ACK.value):
-            with m.If(syndrome.type == AethType.ACK):
-                m.d.comb += is_ack.eq(1)
-            with m.If(syndrome.type == AethType.RNR_NAK):
-                m.d.comb += [
-                    is_nak.eq(1), nak_status.eq(WcStatus.RNR_RETRY_EXC_ERR), nak_vendor.eq(VendorError.RNR),
-                ]  # fmt: skip
-            with m.If(syndrome.type == AethType.NAK):
-                with m.Switch(syndrome.value):
-                    for code, (status, vendor) in _NAK_STATUS.items():
-                        with m.Case(code):
-                            m.d.comb += [is_nak.eq(1), nak_status.eq(status), nak_vendor.eq(vendor)]
-        running, in_window, ghost, alive = Signal(), Signal(), Signal(), Signal()
+        with m.Switch(job.opcode):
+            with m.Case(*DATA_OPCODES):
+                m.d.comb += is_data.eq(1)
+            with m.Case(Opcode.RC_ACK.value):
+                with m.If(syndrome.type == AethType.ACK):
+                    m.d.comb += is_ack.eq(1)
+                with m.If(syndrome.type == AethType.RNR_NAK):
+                    m.d.comb += [
+                        is_nak.eq(1), nak_status.eq(WcStatus.RNR_RETRY_EXC_ERR), nak_vendor.eq(VendorError.RNR),
+                    ]  # fmt: skip
+                with m.If(syndrome.type == AethType.NAK):
+                    with m.Switch(syndrome.value):
+                        for code, (status, vendor) in _NAK_STATUS.items():
+                            with m.Case(code):
+                                m.d.comb += [is_nak.eq(1), nak_status.eq(status), nak_vendor.eq(vendor)]
+        running, in_window, ghost, alive, listens, from_response = (
+            Signal(name=n) for n in ("running", "in_window", "ghost", "alive", "listens", "from_response"))  # fmt: skip
         m.d.comb += [
-            known.eq(is_ack | is_nak),
+            known.eq(is_ack | is_nak | is_data),
             running.eq((cfg.state == QpState.RTS) | (cfg.state == QpState.SQD)),
             alive.eq(running & ~failed.dead),
+            listens.eq(alive & ~failed.closed),
             in_window.eq(ahead < span),  # R-RSP-1
             ghost.eq(~in_window & ~ahead[-1]),
+            from_response.eq(job.kind == JobKind.RESPONSE),
         ]
-        # ---- the WQE looked at against the answer
+        # ---- the WQE looked at against what is acknowledged
         distance = Signal(24)
-        covered, exact, exists, failed_here, failed_next = (
-            Signal(name=n) for n in ("covered", "exact", "exists", "failed_here", "failed_next"))  # fmt: skip
-        m.d.comb += distance.eq(job.psn - entry.last_psn)
+        certain, covered, exact, exists, is_read, failed_here, failed_next = (
+            Signal(name=n)
+            for n in ("certain", "covered", "exact", "exists", "is_read", "failed_here", "failed_next"))  # fmt: skip
+        m.d.comb += distance.eq(limit - entry.last_psn)
 
         with m.FSM(name="complete") as fsm:
             m.d.comb += [self._idle.eq(fsm.ongoing("IDLE")), self._working.eq(~fsm.ongoing("IDLE"))]
@@ -340,11 +433,14 @@ class Completer(wiring.Component):
                 with m.If(self._start):
                     m.next = "WAIT"
             with m.State("WAIT"):
-                m.d.sync += [retired.eq(0), progress.eq(0)]
+                m.d.sync += [retired.eq(0), progress.eq(0), certain.eq(0)]
                 m.next = "CONTEXT"
             with m.State("CONTEXT"):
                 now = table.read_0
-                m.d.comb += self._entry_read.addr.eq(Cat(now.done_index[:entry_bits], job.qpn))
+                m.d.comb += [
+                    self._entry_read.addr.eq(Cat(now.done_index[:entry_bits], job.qpn)),
+                    self._reads_read.addr.eq(Cat(now.answered[: (p.max_rd_atomic - 1).bit_length()], job.qpn)),
+                ]
                 m.d.sync += [
                     cfg.eq(cfg_table.read_0),
                     hot.eq(now),
@@ -354,6 +450,9 @@ class Completer(wiring.Component):
                     send_index.eq(self.hot_send_index),
                     ahead.eq(job.psn - now.una),
                     span.eq(self.hot_psn - now.una),
+                    limit.eq(Mux(from_response, job.psn, now.una) - ~(from_response & is_ack)),  # R-RSP-2
+                    reads_open.eq(self.hot_reads != now.answered),
+                    unlanded.eq((now.answered != now.landed) | (now.received != 0)),
                     flush_left.eq(job.index - now.done_index),
                     age.eq(job.index - now.done_index),
                     failed_age.eq(failed_read.index - now.done_index),
@@ -362,39 +461,110 @@ class Completer(wiring.Component):
             with m.State("DECIDE"):
                 m.d.sync += [
                     entry.eq(self._entry_read.data),
-                    error_status.eq(Mux(job.kind == JobKind.FAILURE, job.status, nak_status)),
-                    error_vendor.eq(Mux(job.kind == JobKind.FAILURE, job.vendor_err, nak_vendor)),
+                    read.eq(self._reads_read.data),
+                    error_status.eq(Mux(from_response, nak_status, job.status)),
+                    error_vendor.eq(Mux(from_response, nak_vendor, job.vendor_err)),
                 ]
                 m.next = "IDLE"
                 with m.Switch(job.kind):
                     with m.Case(JobKind.RESPONSE):
-                        m.d.sync += self.bad_response.eq(alive & (~known | ghost))
-                        with m.If(alive & known & in_window):
+                        m.d.sync += self.bad_response.eq(listens & (~known | ghost))
+                        with m.If(listens & known & in_window):
+                            m.d.sync += hot.more.eq(hot.more | (is_ack & (hot.answered != hot.landed)))
                             m.next = "LOOK"
+                            with m.If(reads_open | is_data):
+                                m.next = "MEASURE"
+                            with m.Elif(is_nak):
+                                m.next = "MARK"
                     with m.Case(JobKind.FAILURE):
-                        with m.If(alive & (age == 0)):
+                        with m.If(listens & (age == 0)):
                             m.next = "ERROR"
-                        with m.Elif(alive & ~age[-1] & (~failed.pending | (age < failed_age))):
+                        with m.Elif(listens & ~age[-1] & (~failed.pending | (age < failed_age))):
                             m.next = "KEEP"  # R-ERR-7: not before its turn
+                    with m.Case(JobKind.LAND_FAILED):
+                        with m.If(alive & (~failed.pending | failed.by_una | (age < failed_age))):
+                            m.next = "KEEP"
+                    with m.Case(JobKind.LANDED):
+                        with m.If(alive):
+                            m.d.sync += [
+                                hot.landed.eq(hot.landed + 1), certain.eq(1), exists.eq(1), covered.eq(0), is_read.eq(1),
+                                exact.eq(~hot.more), failed_here.eq(0), failed_next.eq(0),
+                                Assert(age == 0, Format("QP {}: WQE {} landed, {} is the oldest", job.qpn, job.index, index)),
+                            ]  # fmt: skip
+                            m.next = "RETIRE"
+                            with m.If(failed.pending):
+                                m.next = "LOOK"
+                    with m.Case(JobKind.SWEEP):
+                        with m.If(alive):
+                            m.next = "LOOK"
                     with m.Case(JobKind.FLUSH):
+                        m.next = "BARRIER"
+                    with m.Case(JobKind.FLUSH_NOW):
                         with m.If((cfg.state == QpState.ERR) & (~flush_left[-1] | (flush_left[:-1] == 0))):
                             m.next = "FLUSH"
             with m.State("KEEP"):
                 m.d.comb += [
                     self._failed_set.eq(1),
                     self._failed_write.data.pending.eq(1),
+                    self._failed_write.data.closed.eq(job.kind == JobKind.LAND_FAILED),
                     self._failed_write.data.index.eq(job.index),
                     self._failed_write.data.status.eq(job.status),
                     self._failed_write.data.vendor_err.eq(job.vendor_err),
                 ]
                 m.next = "IDLE"
+                with m.If(job.kind == JobKind.LAND_FAILED):  # R-RSP-8, when the rest of the data has settled
+                    m.next = "BARRIER"
+            with m.State("MEASURE"):  # ResponseCheck works
+                m.next = "JUDGE"
+            with m.State("JUDGE"):
+                m.next = "ACT"
+            with m.State("ACT"):
+                with m.If(check.implied):  # R-RSP-3, R-RSP-4
+                    m.d.sync += limit.eq(hot.una + check.expected - 1)
+                with m.If(check.implied | check.wrong):
+                    m.d.sync += [error_status.eq(check.status), error_vendor.eq(check.vendor_err)]
+                with m.If(check.implied | check.wrong | is_nak):
+                    m.next = "MARK"
+                with m.Elif(is_ack):
+                    m.next = "LOOK"
+                with m.Elif(land_free):
+                    answered = hot.answered + check.final
+                    start_landing(Mux(check.final, LandTag.LAST, LandTag.PART), read.wqe_index,
+                                  Mux(job.opcode == Opcode.RC_ATOMIC_ACK.value, 8, job.length))
+                    m.d.sync += [
+                        self._owes_free.eq(0), limit.eq(job.psn), hot.received.eq(check.next_received),
+                        hot.answered.eq(answered), hot.more.eq(hot.more | (check.passes & (hot.answered != hot.landed))),
+                    ]  # fmt: skip
+                    with m.If(check.passes):
+                        m.next = "LOOK"
+                    with m.Else():  # R-RSP-7
+                        finish(index, una=job.psn + 1, received=check.next_received, answered=answered)
+            with m.State("MARK"):  # the first WQE not acknowledged fails
+                m.d.comb += [
+                    self._failed_set.eq(1),
+                    self._failed_write.data.pending.eq(1),
+                    self._failed_write.data.by_una.eq(1),
+                    self._failed_write.data.closed.eq(1),
+                    self._failed_write.data.status.eq(error_status),
+                    self._failed_write.data.vendor_err.eq(error_vendor),
+                ]
+                m.d.sync += failed.eq(self._failed_write.data)
+                m.next = "LOOK"
+                with m.If(unlanded):
+                    m.next = "BARRIER"
+            with m.State("BARRIER"):
+                with m.If(land_free):
+                    flushes = (job.kind == JobKind.FLUSH) | (job.kind == JobKind.FLUSH_NOW)
+                    start_landing(Mux(flushes, LandTag.FLUSH, LandTag.SWEEP), job.index, 0)
+                    finish(index)
             with m.State("LOOK"):
                 m.d.sync += [
                     exact.eq(distance == 0),
-                    covered.eq(~distance[-1] & (is_ack | (distance != 0))),
+                    covered.eq(~distance[-1]),
+                    is_read.eq(Cat(entry.opcode == code for code in _READS).any()),
                     exists.eq(index != send_index),
-                    failed_here.eq(failed.pending & (failed.index == index)),
-                    failed_next.eq(failed.pending & (failed.index == next_index)),
+                    failed_here.eq(failed.pending & ~failed.by_una & (failed.index == index)),
+                    failed_next.eq(failed.pending & (failed.by_una | (failed.index == next_index))),
                 ]
                 m.next = "RETIRE"
             with m.State("FETCH"):
@@ -405,26 +575,27 @@ class Completer(wiring.Component):
                 with m.If(failed_here):
                     m.d.sync += [error_status.eq(failed.status), error_vendor.eq(failed.vendor_err)]
                     m.next = "ERROR"
-                with m.Elif(covered & exists):  # R-RSP-2
+                with m.Elif(exists & (certain | (covered & ~is_read))):
                     with m.If(cqe_free & wake_free):
                         report(WcStatus.SUCCESS, VendorError.NONE, byte_len=entry.length, make_cqe=entry.signaled)  # R-CQ-1
-                        m.d.sync += [progress.eq(1), hot.una.eq(entry.last_psn + 1)]
+                        m.d.sync += [progress.eq(1), certain.eq(0)]
                         m.next = "FETCH"
-                        with m.If(is_ack & exact & ~failed_next):
-                            finish(next_index, job.psn + 1)
+                        with m.If(exact & ~failed_next):
+                            finish(next_index, more=0)
                             wake()
                         with m.Elif(give_way):
                             m.next = "GIVE_WAY"
-                with m.Elif(is_nak):
+                with m.Elif(failed.by_una & ~(covered & exists)):
+                    m.d.sync += [error_status.eq(failed.status), error_vendor.eq(failed.vendor_err)]
                     m.next = "ERROR"
                 with m.Elif(wake_free):
-                    finish(index, job.psn + 1)
+                    finish(index, more=hot.more & covered & exists)  # what lies behind a READ that lands is looked at later
                     with m.If(progress):
                         wake()
             with m.State("ERROR"):
                 with m.If(cqe_free & self._errors.i.ready):
                     report(error_status, error_vendor)  # R-ERR-1
-                    finish(next_index, hot.una)
+                    finish(next_index)
                     m.d.comb += [
                         self._failed_set.eq(1),
                         self._failed_write.data.dead.eq(1),
@@ -432,20 +603,17 @@ class Completer(wiring.Component):
                     ]
             with m.State("FLUSH"):
                 with m.If(flush_left == 0):
-                    finish(index, hot.una)
+                    finish(index)
                 with m.Elif(give_way):
-                    m.next = "GIVE_WAY"
+                    m.next = "BARRIER"  # the rest comes back later
                 with m.Elif(cqe_free):
                     report(WcStatus.WR_FLUSH_ERR, VendorError.NONE, opcode=WcOpcode.SEND)  # R-ERR-2, R-ERR-3, R-ERR-4
                     m.d.sync += flush_left.eq(flush_left - 1)
             with m.State("GIVE_WAY"):
                 with m.If(wake_free):
-                    finish(index, hot.una)
-                    for kind, slot in self._again.items():
-                        with m.If(job.kind == kind):
-                            m.d.sync += [slot.eq(job), self._again_valid[kind].eq(1)]
-                    with m.If(progress):
-                        wake()
+                    finish(index)
+                    m.d.sync += [self._again_qpn.eq(job.qpn), self._again_valid.eq(1)]
+                    wake()
         m.d.comb += [
             table.write_index.eq(job.qpn),
             table.write_words.eq(~0),

@@ -23,7 +23,8 @@ class Scheduler(wiring.Component):
 
     An event (doorbell, completer progress, rewind, state change) puts its QP on the ready list unless it is on it: a FIFO of
     QPNs and one in-list bit per QP in memory. A turn takes the oldest QP, clears its bit, and only then reads the counters, so
-    whatever happens later puts the QP back: no wake-up is lost.
+    whatever happens later puts the QP back: no wake-up is lost. A rewind with ``sleep`` does not: until any other event of that
+    QP its turns give nothing.
 
     A turn of a QP in RTS fetches ``count`` WQEs: no more than are posted, than the outstanding table and the ring have room for
     beyond ``done_index``, than ``wqe_batch``, and not past the ring's end or a 4 KiB page of it. A QP in ERR gives the
@@ -61,11 +62,13 @@ class Scheduler(wiring.Component):
         m.submodules.sq_fetch = sq_fetch = ContextTable(p, CtxTable.SQ_FETCH, SQ_FETCH, p.num_qps, engine_writes=True)
         m.submodules.producer = producer = ContextTable(p, CtxTable.SQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True)
         m.submodules.ready_list = ready_list = StreamFifo(unsigned(p.qpn_bits), p.num_qps)
-        event_shape = data.StructLayout({"qpn": p.qpn_bits, "index": 16, "epoch": 8})
+        event_shape = data.StructLayout({"qpn": p.qpn_bits, "index": 16, "epoch": 8, "sleep": 1})
         m.submodules.events = events = StreamArbiter(event_shape, 5)
         m.submodules.in_list = in_list = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
+        m.submodules.asleep = asleep = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
         bit_write = in_list.write_port()
         bit_read = in_list.read_port()
+        sleep_write, sleep_read = asleep.write_port(), asleep.read_port()
 
         qpn = Signal(p.qpn_bits)  # whose turn it is
         take = Signal()
@@ -94,6 +97,7 @@ class Scheduler(wiring.Component):
             events.i[REQUEUE].payload.qpn.eq(requeue_qpn),
             events.i[REWIND].payload.index.eq(self.rewind.payload.index),
             events.i[REWIND].payload.epoch.eq(self.rewind.payload.epoch),
+            events.i[REWIND].payload.sleep.eq(self.rewind.payload.sleep),
             events.i[DOORBELL].payload.index.eq(self.doorbell.payload.counter),
         ]
         event = events.o.payload
@@ -128,22 +132,32 @@ class Scheduler(wiring.Component):
             producer.write_data.value.eq(event.index),
         ]
         m.d.sync += [
-            s1_valid.eq(event_taken), s1_qpn.eq(event.qpn),
+            s1_valid.eq(event_taken & ~event.sleep), s1_qpn.eq(event.qpn),
             s2_valid.eq(s1_valid), s2_qpn.eq(s1_qpn), s2_bit.eq(bit_read.data),
             Assert(~put | ready_list.i.ready, Format("Scheduler: ready list full at QP {}", s2_qpn)),
         ]  # fmt: skip
         with m.If(sweeping):
             m.d.sync += sweep.eq(sweep + 1)
-            m.d.comb += [bit_write.en.eq(1), bit_write.addr.eq(sweep), bit_write.data.eq(0)]
+            m.d.comb += [
+                bit_write.en.eq(1), bit_write.addr.eq(sweep), bit_write.data.eq(0),
+                sleep_write.en.eq(1), sleep_write.addr.eq(sweep), sleep_write.data.eq(0),
+            ]  # fmt: skip
         with m.Elif(put):
             m.d.comb += [bit_write.en.eq(1), bit_write.addr.eq(s2_qpn), bit_write.data.eq(1)]
         with m.Elif(take):
             m.d.comb += [bit_write.en.eq(1), bit_write.addr.eq(ready_list.o.payload), bit_write.data.eq(0)]
         with m.If(events.i[REQUEUE].ready):
             m.d.sync += requeue.eq(0)
+        with m.If(~sweeping):
+            m.d.comb += [
+                sleep_write.en.eq(event_taken & (events.source != REQUEUE)),
+                sleep_write.addr.eq(event.qpn),
+                sleep_write.data.eq(event.sleep),
+            ]
 
+        m.d.comb += sleep_read.addr.eq(qpn)
         self._elaborate_turn(m, cfg, sq_fetch, producer, ready_list, qpn, take, turn_busy, turn_write, requeue,
-                             requeue_qpn, blocked=sweeping | put | ctx_fetch)
+                             requeue_qpn, sleep_read.data, blocked=sweeping | put | ctx_fetch)
 
         with m.If(~turn_write):
             m.d.comb += [
@@ -162,7 +176,7 @@ class Scheduler(wiring.Component):
         return m
 
     def _elaborate_turn(self, m, cfg, sq_fetch, producer, ready_list, qpn, take, turn_busy, turn_write, requeue,
-                        requeue_qpn, *, blocked):  # fmt: skip
+                        requeue_qpn, asleep, *, blocked):  # fmt: skip
         """The FSM of a turn: seven states, none waits on anything outside."""
         p = self.p
         fetch_free, flush_free = Signal(), Signal()
@@ -174,6 +188,7 @@ class Scheduler(wiring.Component):
         capacity = Signal(range(p.sq_outstanding + 1))
         room = Signal(range(p.sq_outstanding + 1))
         overrun = Signal()
+        sleeps = Signal()
         page_near, ring_near, near, count = (Signal(p.wqe_batch_bits, name=n) for n in
                                              ("page_near", "ring_near", "near", "count"))  # fmt: skip
         log_sq, log_stride, epoch = Signal(4), Signal(4), Signal(8)
@@ -218,6 +233,7 @@ class Scheduler(wiring.Component):
             with m.State("DIFFERENCES"):
                 m.d.sync += [
                     state.eq(cfg_now.state),
+                    sleeps.eq(asleep),
                     index.eq(fetch_now.index),
                     epoch.eq(fetch_now.epoch),
                     tail.eq(producer_now.value[:16]),
@@ -252,7 +268,7 @@ class Scheduler(wiring.Component):
                     m.d.sync += count.eq(room)
                 m.next = "GRANT"
             with m.State("GRANT"):
-                with m.If((state == QpState.RTS) & (count != 0)):
+                with m.If((state == QpState.RTS) & (count != 0) & ~sleeps):
                     m.d.comb += [
                         turn_write.eq(1),
                         sq_fetch.write_en.eq(1),

@@ -15,6 +15,7 @@ from ..records import (
     Outstanding,
     Probe,
     ProbeEvent,
+    ReadEntry,
     Rewind,
     SendFailure,
     TxJob,
@@ -36,6 +37,7 @@ _KINDS = {  # operation: kind of its packets, immediate, invalidate
     WqeOpcode.WRITE: (Kind.WRITE, False, False),
     WqeOpcode.WRITE_IMM: (Kind.WRITE, True, False),
 }
+_READS = {WqeOpcode.READ: Kind.READ_REQ, WqeOpcode.CMP_SWAP: Kind.CMP_SWAP, WqeOpcode.FETCH_ADD: Kind.FETCH_ADD}
 
 
 class Segmenter(wiring.Component):
@@ -49,17 +51,24 @@ class Segmenter(wiring.Component):
     Packets: FIRST/MIDDLE/LAST/ONLY (R-REQ-1), one PSN each (R-PSN-3), AckReq on the last and whenever the PSN's low four bits
     are 15 (R-REQ-2), SE on the last (R-REQ-3). Segments of length 0 are not emitted (R-WQ-4); inline payload is (R-WQ-5).
     A message longer than ``quantum`` bytes gives way when another WQE waits: its offset is kept, the epoch goes up, and the
-    scheduler is told to fetch again. The same happens with ``psn_window`` PSNs unacknowledged (R-PSN-6).
+    scheduler is told to fetch again. The same happens with ``psn_window`` PSNs unacknowledged (R-PSN-6); a message of more
+    PSNs than that starts only when none are.
+
+    A READ is one packet and takes a PSN per response (R-PSN-3), an ATOMIC one; both write the read table first. A WQE that may
+    not start (fence, R-ORD-2; READ limit, R-REQ-4; PSN window) stops its QP: rewind with ``sleep``. When the scheduler has
+    taken that, the counters are read again; if they moved on, a second rewind wakes the QP: what happens later wakes it
+    through the completer. So no wake-up is lost and nothing spins.
 
     REQUESTER_HOT and the outstanding entry are written before a packet is offered: an answer finds both.
 
     Ports: ``wqe``; ``ctx`` (a command's write to the REQUESTER_HOT of a QP that is being worked on waits); ``una_addr`` /
-    ``una`` 2-cycle read of the completer; ``job``, ``segment``, ``inline``; ``rewind``, ``failure``; ``remember_en``,
-    ``remember_index``, ``remember_data`` write of the outstanding table; ``hot_addr`` / ``hot_psn``, ``hot_send_index`` 2-cycle
-    read; ``probe`` (PACKET_MADE), ``probe_wqe`` (WQE_PARSED, LOCAL_FAILED).
+    ``una``, ``landed`` 2-cycle read of the completer; ``job``, ``segment``, ``inline``; ``rewind``, ``failure``; ``remember_en``,
+    ``remember_index``, ``remember_data`` write of the outstanding table; ``read_en``, ``read_index``, ``read_data`` write of the
+    read table; ``hot_addr`` / ``hot_psn``, ``hot_send_index``, ``hot_reads`` 2-cycle read; ``probe`` (PACKET_MADE), ``probe_wqe``
+    (WQE_PARSED, LOCAL_FAILED).
 
     Timing: 8 cycles from ``wqe`` to ``job``; a one-packet message with one SGE per 4 cycles; every further segment takes 2
-    cycles, every further packet 3.
+    cycles, every further packet 3; fence, READ, ATOMIC and messages from 1 GiB on take one more.
 
     Parameters: ``quantum`` bytes (default 1024 bus words, long enough to hide the fetch), ``psn_window`` a power of two up to
     2^22. Raises ValueError.
@@ -72,11 +81,13 @@ class Segmenter(wiring.Component):
         self.quantum = 1024 * p.lanes if quantum is None else quantum
         self.psn_window = psn_window
         self.entry_bits = (p.num_qps * p.sq_outstanding - 1).bit_length()
+        self.read_bits = (p.num_qps * p.max_rd_atomic - 1).bit_length()
         super().__init__({
             "wqe": In(stream.Signature(FetchedWqe(p))),
             "ctx": In(CtxBus(p)),
             "una_addr": Out(p.qpn_bits),
             "una": In(24),
+            "landed": In(8),
             "job": Out(stream.Signature(TxJob(p))),
             "segment": Out(stream.Signature(GatherSegment(p))),
             "inline": Out(stream.Signature(Beat(p.data_width))),
@@ -85,9 +96,13 @@ class Segmenter(wiring.Component):
             "remember_en": Out(1),
             "remember_index": Out(self.entry_bits),
             "remember_data": Out(Outstanding(p)),
+            "read_en": Out(1),
+            "read_index": Out(self.read_bits),
+            "read_data": Out(ReadEntry(p)),
             "hot_addr": In(p.qpn_bits),
             "hot_psn": Out(24),
             "hot_send_index": Out(16),
+            "hot_reads": Out(8),
             "probe": Out(Probe()),
             "probe_wqe": Out(Probe()),
         })  # fmt: skip
@@ -103,11 +118,12 @@ class Segmenter(wiring.Component):
 
         self._declare(m)
         m.d.comb += [
-            self.una_addr.eq(decoder.qpn),
+            self.una_addr.eq(Mux(self._again, self._wqe.qpn, decoder.qpn)),
             table.read_index_0.eq(decoder.qpn),
             table.read_index_1.eq(self.hot_addr),
             self.hot_psn.eq(table.read_1.psn),
             self.hot_send_index.eq(table.read_1.send_index),
+            self.hot_reads.eq(table.read_1.rd_atomic),
         ]
         stopped_read = stopped_mem.read_port()
         stopped_write = stopped_mem.write_port()
@@ -129,6 +145,11 @@ class Segmenter(wiring.Component):
         self._stopped = Signal(name="stopped_now")
         self._cached = Signal(name="hot_cached")  # _hot and _stopped are those of QP _wqe.qpn
         self._una = Signal(24, name="una_now")
+        self._landed = Signal(8, name="landed_now")
+        self._again = Signal(name="una_again")  # una and landed of QP _wqe.qpn are being read once more
+        self._open = Signal(8, name="reads_open")  # READ and ATOMIC not landed
+        self._unacked = Signal(name="psns_unacknowledged")
+        self._window_full = Signal(name="window_full_now")
         self._working = Signal(name="working")
         self._load = Signal(name="load")
         self._left = Signal(32, name="left")  # message bytes to go
@@ -176,7 +197,10 @@ class Segmenter(wiring.Component):
         i = self._decoder.o
         m.d.comb += i.ready.eq(self._load)
         with m.If(self._load & i.valid):
-            m.d.sync += [self._wqe.eq(i.payload), self._una.eq(self.una), self._turn.eq(0), self._cached.eq(1)]
+            m.d.sync += [
+                self._wqe.eq(i.payload), self._una.eq(self.una), self._landed.eq(self.landed), self._turn.eq(0),
+                self._cached.eq(1),
+            ]  # fmt: skip
             with m.If(~self._cached | (i.payload.qpn != self._wqe.qpn)):
                 m.d.sync += [self._hot.eq(table.read_0), self._stopped.eq(stopped_now)]
 
@@ -192,6 +216,9 @@ class Segmenter(wiring.Component):
                     with m.Case(operation.value << 2 | place):
                         code = opcode_of(Transport.RC, kind, starts=starts, ends=ends, imm=imm and ends, inv=inv and ends)
                         m.d.comb += wire_opcode.eq(code.value)
+            for operation, kind in _READS.items():
+                with m.Case(*(operation.value << 2 | place for place in range(4))):
+                    m.d.comb += wire_opcode.eq(opcode_of(Transport.RC, kind).value)
 
     def _write_hot(self, m, table, **changes):
         """Write the QP's hot record with some fields changed, here and in the table."""
@@ -221,6 +248,14 @@ class Segmenter(wiring.Component):
             self.remember_data.opcode.eq(wqe.opcode),
             self.remember_data.signaled.eq(wqe.signaled),
             self.remember_data.length.eq(wqe.length),
+            self.read_index.eq(Cat(hot.rd_atomic[: (p.max_rd_atomic - 1).bit_length()], wqe.qpn)),
+            self.read_data.first_psn.eq(hot.psn),
+            self.read_data.last_psn.eq(self._last_psn),
+            self.read_data.opcode.eq(wqe.opcode),
+            self.read_data.length.eq(wqe.length),
+            self.read_data.wqe_index.eq(wqe.index),
+            self.read_data.sges.as_value().eq(Mux(wqe.atomic, wqe.body[SGE_BITS : 2 * SGE_BITS],
+                                                  wqe.body[: p.max_sge * SGE_BITS])),
         ]
         self._elaborate_probes(m)
         m.d.sync += [self.probe.valid.eq(0), self.probe_wqe.valid.eq(0)]
@@ -228,12 +263,19 @@ class Segmenter(wiring.Component):
         # ---- what the WQE meets
         mine, running, window_full, failed = (Signal(name=n) for n in ("mine", "running", "window_full", "failed"))
         unacked = Signal(24)
+        gated, blocked = Signal(name="gated"), Signal(name="blocked")
         m.d.comb += [
             mine.eq((wqe.epoch == hot.epoch) & (wqe.index == hot.send_index) & ~self._stopped),
             running.eq((wqe.state == QpState.RTS) | ((wqe.state == QpState.SQD) & ~self._starts)),
             unacked.eq(hot.psn - self._una),
             window_full.eq(unacked[(self.psn_window - 1).bit_length() :].any()),
             failed.eq(wqe.status != WcStatus.SUCCESS),
+            gated.eq(self._starts & (wqe.fence | wqe.reads | window_full | wqe.length[30:].any())),
+            blocked.eq(
+                (wqe.fence & (self._open != 0))  # R-ORD-2
+                | (wqe.reads & (self._open >= wqe.rd_limit))  # R-REQ-4
+                | (self._unacked & self._extra[(self.psn_window - 1).bit_length() :].any())  # R-PSN-6
+                | self._window_full),
         ]
         # ---- the head of the SGE list against what this packet still needs
         covers, uses_up, packet_done, give_way = (Signal(name=n) for n in ("covers", "uses_up", "packet_done", "give_way"))
@@ -276,6 +318,9 @@ class Segmenter(wiring.Component):
                     self._extra.eq(Mux(wqe.length == 0, 0, (wqe.length - 1) >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)),
                     self._seek.eq(hot.offset),
                     self._shrunk.eq(wqe.length <= hot.offset),
+                    self._open.eq(hot.rd_atomic - self._landed),
+                    self._unacked.eq(unacked != 0),
+                    self._window_full.eq(window_full),
                 ]
                 m.next = "IDLE"
                 with m.If(mine):
@@ -283,13 +328,20 @@ class Segmenter(wiring.Component):
                         m.next = "PACKET"
                         with m.If(failed):
                             m.next = "FAIL"
+                        with m.Elif(gated):
+                            m.next = "GATE"
                         with m.Elif(window_full):  # R-PSN-6
                             m.next = "YIELD"
                         with m.Elif(~self._starts):
                             m.next = "SEEK"
-                        m.d.sync += self.probe_wqe.valid.eq(~failed & ~window_full & self._starts)
+                        m.d.sync += self.probe_wqe.valid.eq(~failed & ~gated & ~window_full & self._starts)
                     with m.Elif(wqe.state == QpState.SQD):  # R-QP-3
                         m.next = "YIELD"
+            with m.State("GATE"):
+                m.next = "PACKET"
+                with m.If(blocked):
+                    m.next = "SLEEP"
+                m.d.sync += self.probe_wqe.valid.eq(~blocked)
             with m.State("SEEK"):  # a message goes on: find the SGE and the place in it
                 m.d.sync += shift_head.eq(head.length <= self._seek)
                 m.next = "SEEK_STEP"
@@ -313,17 +365,20 @@ class Segmenter(wiring.Component):
                     self._to_gather.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
                     self._last_psn.eq(hot.psn + self._extra),
                 ]
+                with m.If(wqe.reads):  # one packet without payload, whatever the length
+                    m.d.sync += [self._asks.eq(1), self._ends.eq(1), self._size.eq(0), self._to_gather.eq(0)]
                 m.next = "COMMIT"
             with m.State("COMMIT"):
                 with m.If(job_free & segment_free):
                     # R-PSN-3. Written before the packet can be seen: whoever answers finds it.
                     self._write_hot(
                         m, table,
-                        psn=hot.psn + 1,
+                        psn=Mux(wqe.reads, self._last_psn, hot.psn) + 1,
                         offset=Mux(self._ends, 0, hot.offset + self._size),
                         send_index=hot.send_index + self._ends,
+                        rd_atomic=hot.rd_atomic + wqe.reads,
                     )  # fmt: skip
-                    m.d.comb += self.remember_en.eq(self._starts)
+                    m.d.comb += [self.remember_en.eq(self._starts), self.read_en.eq(wqe.reads)]
                     self._offer_job(m)
                     m.d.sync += [
                         self._left.eq(self._left - self._size),
@@ -365,14 +420,35 @@ class Segmenter(wiring.Component):
                         m.next = "IDLE"
             with m.State("YIELD"):
                 with m.If(rewind_free):
-                    self._write_hot(m, table, epoch=hot.epoch + 1)
-                    m.d.sync += [
-                        self.rewind.valid.eq(1),
-                        self.rewind.payload.qpn.eq(wqe.qpn),
-                        self.rewind.payload.index.eq(hot.send_index),
-                        self.rewind.payload.epoch.eq(hot.epoch + 1),
-                    ]
+                    self._rewind(m, table, sleep=0)
                     m.next = "IDLE"
+            with m.State("SLEEP"):
+                with m.If(rewind_free):
+                    self._rewind(m, table, sleep=1)
+                    m.next = "ASLEEP"
+            with m.State("ASLEEP"):  # the scheduler takes it; what the completer does from now on wakes the QP
+                with m.If(self.rewind.ready):
+                    m.next = "AGAIN"
+            with m.State("AGAIN"):
+                m.d.comb += self._again.eq(1)
+                m.next = "AGAIN_WAIT"
+            with m.State("AGAIN_WAIT"):
+                m.d.comb += self._again.eq(1)
+                m.next = "AGAIN_TAKE"
+            with m.State("AGAIN_TAKE"):
+                m.d.sync += [self._una.eq(self.una), self._landed.eq(self.landed)]
+                m.next = "AGAIN_COUNT"
+            with m.State("AGAIN_COUNT"):
+                m.d.sync += [
+                    self._open.eq(hot.rd_atomic - self._landed),
+                    self._unacked.eq(unacked != 0),
+                    self._window_full.eq(window_full),
+                ]
+                m.next = "AWAKE"
+            with m.State("AWAKE"):
+                with m.If(~blocked):
+                    m.d.sync += [self.rewind.valid.eq(1), self.rewind.payload.sleep.eq(0)]
+                m.next = "IDLE"
             with m.State("FAIL"):
                 with m.If(failure_free):
                     # The entry has no PSN of its own: last_psn is the next PSN, which no answer reaches.
@@ -397,6 +473,18 @@ class Segmenter(wiring.Component):
         with m.If((fsm.ongoing("SEEK") & ~self._shrunk) | fsm.ongoing("SEGMENT")):
             m.d.sync += Assert(wqe.body.any(), Format("Segmenter: QP {} WQE {} ran out of SGEs", wqe.qpn, wqe.index))
 
+    def _rewind(self, m, table, *, sleep):
+        """Throw away what is fetched of this QP; it comes again, or sleeps until another event of it."""
+        rewind, hot = self.rewind, self._hot
+        self._write_hot(m, table, epoch=hot.epoch + 1)
+        m.d.sync += [
+            rewind.valid.eq(1),
+            rewind.payload.qpn.eq(self._wqe.qpn),
+            rewind.payload.index.eq(hot.send_index),
+            rewind.payload.epoch.eq(hot.epoch + 1),
+            rewind.payload.sleep.eq(sleep),
+        ]
+
     def _offer_job(self, m):
         wqe, job = self._wqe, self.job.payload
         header = job.header
@@ -412,10 +500,12 @@ class Segmenter(wiring.Component):
             header.va.eq(wqe.remote_addr),
             header.rkey.eq(wqe.rkey),
             header.dma_length.eq(wqe.length),
+            header.swap.eq(wqe.body[:64]),  # R-OPC-3: FETCH_ADD's operand too
+            header.compare.eq(wqe.body[64:128]),
             header.imm.eq(wqe.imm),
             job.pd.eq(wqe.pd),
             job.wqe_index.eq(wqe.index),
-            job.inline.eq(wqe.inline),
+            job.inline.eq(wqe.inline & ~wqe.reads),
         ]
 
     def _elaborate_probes(self, m):

@@ -28,11 +28,17 @@ __all__ = ["BODY_BYTES", "DecodedWqe", "OPERATIONS", "WqeDecoder"]
 BODY_BYTES = 96  # SGEs or inline data: bytes 32..127 of a WQE
 
 OPERATIONS = {
-    QpType.RC: (WqeOpcode.SEND, WqeOpcode.SEND_IMM, WqeOpcode.SEND_INV, WqeOpcode.WRITE, WqeOpcode.WRITE_IMM),
+    QpType.RC: (
+        WqeOpcode.SEND, WqeOpcode.SEND_IMM, WqeOpcode.SEND_INV, WqeOpcode.WRITE, WqeOpcode.WRITE_IMM, WqeOpcode.READ,
+        WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD,
+    ),
     QpType.UC: (),
     QpType.UD: (),
 }
 """Operations a QP of a type carries out (R-WQ-7); any other completes with LOC_QP_OP_ERR, BAD_WQE_OPCODE."""
+
+ATOMICS = (WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD)
+ATOMIC_BYTES = 8
 
 
 class DecodedWqe(data.StructLayout):
@@ -51,6 +57,10 @@ class DecodedWqe(data.StructLayout):
             "solicited": 1,  # R-REQ-3: asked for, and the operation can carry it
             "signaled": 1,
             "inline": 1,
+            "fence": 1,  # R-ORD-2
+            "reads": 1,  # READ or ATOMIC: counts against the QP's limit
+            "atomic": 1,
+            "rd_limit": 8,  # READ and ATOMIC outstanding at most (R-REQ-4)
             "length": 32,
             "imm": 32,
             "remote_addr": 64,
@@ -66,8 +76,9 @@ class WqeDecoder(wiring.Component):
 
     Checks, the first that fails decides: the ring could be read (else LOC_QP_OP_ERR, HOST_BUS); the operation is one this QP
     type carries out (R-WQ-7: LOC_QP_OP_ERR, BAD_WQE_OPCODE); length at most 2^31 (R-LEN-2: LOC_LEN_ERR, BAD_WQE_LENGTH); the
-    SGEs fit the stride and ``max_sge`` and add up to the length, inline data fits the stride (R-WQ-4, R-WQ-5: LOC_QP_OP_ERR,
-    BAD_WQE_LENGTH).
+    SGEs fit the stride and ``max_sge`` and add up to the length, inline data fits the stride and is no READ's or ATOMIC's, an
+    ATOMIC has one SGE of 8 bytes (R-WQ-4, R-WQ-5, R-WQ-6: LOC_QP_OP_ERR, BAD_WQE_LENGTH). A READ or ATOMIC on a QP that may
+    have none outstanding counts as an operation it does not carry out.
 
     Ports: ``wqe``, ``ctx``, ``o`` (DecodedWqe, driven from registers); ``holds``, a WQE is inside; ``qpn``, its QP.
 
@@ -104,6 +115,9 @@ class WqeDecoder(wiring.Component):
         total = Signal(35)
         wide, known, too_long, too_many, sum_ok, inline_ok = (
             Signal(name=n) for n in ("wide", "known", "too_long", "too_many", "sum_ok", "inline_ok"))  # fmt: skip
+        self._reads, self._atomic, self._atomic_ok = (
+            Signal(name=n) for n in ("reads", "atomic", "atomic_ok"))  # fmt: skip
+        self._rd_limit = Signal(8, name="rd_limit")
         load = Signal()
         ctx_cfg, held_changes, next_changes = Signal(), Signal(), Signal()
 
@@ -114,6 +128,8 @@ class WqeDecoder(wiring.Component):
             next_changes.eq(ctx_cfg & (self.ctx.payload.index == self.wqe.payload.qpn)),
             self.qpn.eq(held.qpn),
             self.wqe.ready.eq(load),
+            self._atomic.eq((fields.opcode == ATOMICS[0]) | (fields.opcode == ATOMICS[1])),
+            self._reads.eq((fields.opcode == WqeOpcode.READ) | self._atomic),
             wide.eq(table.read_0.log_stride == 7),
         ]
         with m.If(load):
@@ -143,7 +159,12 @@ class WqeDecoder(wiring.Component):
                     total.eq(sum(pair_sums[1:], pair_sums[0])),
                     cfg.eq(table.read_0),
                     too_many.eq(fields.num_sge > Mux(wide, min(p.max_sge, send_sges(7)), min(p.max_sge, send_sges(6)))),
-                    inline_ok.eq(fields.length <= Mux(wide, inline_bytes(7), inline_bytes(6))),
+                    inline_ok.eq((fields.length <= Mux(wide, inline_bytes(7), inline_bytes(6))) & ~self._reads),  # R-WQ-5
+                    self._atomic_ok.eq((fields.num_sge == 1) & (fields.length == ATOMIC_BYTES)
+                                       & (sges[1].length == ATOMIC_BYTES)),  # R-WQ-6
+                    # Never more than the read table has entries for.
+                    self._rd_limit.eq(Mux(table.read_0.max_rd_atomic > p.max_rd_atomic, p.max_rd_atomic,
+                                          table.read_0.max_rd_atomic)),
                     too_long.eq(fields.length[31] & fields.length[:31].any()),
                 ]
                 unless(held_changes, "CHECK")
@@ -153,8 +174,9 @@ class WqeDecoder(wiring.Component):
                     for kind, operations in OPERATIONS.items():
                         with m.Case(kind):
                             for operation in operations:
+                                limited = operation in (WqeOpcode.READ, *ATOMICS)
                                 with m.If(fields.opcode == operation):
-                                    m.d.sync += known.eq(1)
+                                    m.d.sync += known.eq((self._rd_limit != 0) if limited else 1)
                 unless(held_changes, "OFFER")
             with m.State("OFFER"):
                 m.d.comb += self.o.valid.eq(~held_changes)
@@ -175,7 +197,7 @@ class WqeDecoder(wiring.Component):
         solicitable = Signal()
         m.d.comb += [
             inline.eq((fields.flags & SendFlags.INLINE.value) != 0),
-            solicitable.eq(fields.opcode != WqeOpcode.WRITE),
+            solicitable.eq((fields.opcode != WqeOpcode.WRITE) & ~self._reads),
             o.qpn.eq(held.qpn),
             o.index.eq(held.index),
             o.epoch.eq(held.epoch),
@@ -187,6 +209,10 @@ class WqeDecoder(wiring.Component):
             o.solicited.eq(solicitable & ((fields.flags & SendFlags.SOLICITED.value) != 0)),
             o.signaled.eq(cfg.sig_all | ((fields.flags & SendFlags.SIGNALED.value) != 0)),
             o.inline.eq(inline),
+            o.fence.eq((fields.flags & SendFlags.FENCE.value) != 0),
+            o.reads.eq(self._reads),
+            o.atomic.eq(self._atomic),
+            o.rd_limit.eq(self._rd_limit),
             o.length.eq(fields.length),
             o.imm.eq(fields.imm),
             o.remote_addr.eq(fields.remote_addr),
@@ -205,5 +231,5 @@ class WqeDecoder(wiring.Component):
             fail(WcStatus.LOC_QP_OP_ERR, VendorError.BAD_WQE_OPCODE)
         with m.Elif(too_long):  # R-LEN-2
             fail(WcStatus.LOC_LEN_ERR, VendorError.BAD_WQE_LENGTH)
-        with m.Elif(Mux(inline, ~inline_ok, too_many | ~sum_ok)):  # R-WQ-4, R-WQ-5
+        with m.Elif(Mux(inline, ~inline_ok, Mux(self._atomic, ~self._atomic_ok, too_many | ~sum_ok))):  # R-WQ-4..6
             fail(WcStatus.LOC_QP_OP_ERR, VendorError.BAD_WQE_LENGTH)

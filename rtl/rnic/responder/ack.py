@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from ..abi import RESPONDER_HOT, CtxTable, VendorError, WcOpcode, WcStatus
 from ..config import Params
-from ..records import AckJob, CqeRequest, CtxBus, Probe, ProbeEvent, QpError
+from ..records import AckJob, CqeRequest, CtxBus, LandResult, Probe, ProbeEvent, QpError
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
@@ -54,7 +54,7 @@ class Ack(wiring.Component):
         goes_on = Signal()
         done = Signal()
         m.d.comb += [
-            goes_on.eq((job.writes != 0) | job.complete | job.fatal | (job.kind == JobKind.FLUSH)),
+            goes_on.eq((job.writes != 0) | job.complete | job.fatal | job.land | (job.kind == JobKind.FLUSH)),
             done.eq(collect.o.valid & acks.i.ready & self.o.ready),
             collect.o.ready.eq(acks.i.ready & self.o.ready),
             self.o.valid.eq(done & goes_on),
@@ -141,14 +141,16 @@ class Complete(wiring.Component):
 
     A job's completion waits for the write responses of all jobs before it. An error response makes the receive WQE in use
     complete with LOC_QP_OP_ERR and HOST_BUS, raises ``qp_error`` and poisons the QP for `Place`. A job that ends the QP (8.2)
-    completes the receive WQE in use with its status. After either, only a FLUSH of the QP completes anything: all receive
-    WQEs up to its index, WR_FLUSH_ERR (R-ERR-3, R-ERR-5). ``drained`` rises for one cycle when a FLUSH is through.
+    completes the receive WQE in use with its status. A landing ends on ``landed`` and touches no state here. After either,
+    only a FLUSH of the QP completes anything: all receive WQEs up to its index, WR_FLUSH_ERR (R-ERR-3, R-ERR-5). ``drained``
+    rises for one cycle when a FLUSH is through.
 
     The state starts again when a command writes the RQ counters of ResponderHot.
 
     Timing: 1 cycle per write command, at least 1 per job; a FLUSH 3 cycles and 2 per receive WQE.
 
-    Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state} out: streams; ``ctx``;
+    Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state}, ``landed`` LandResult
+    out: streams; ``ctx``;
     ``drained``, ``drained_qpn``.
     """
 
@@ -161,6 +163,7 @@ class Complete(wiring.Component):
             "cqe": Out(stream.Signature(CqeRequest(p))),
             "qp_error": Out(stream.Signature(QpError(p))),
             "poison": Out(stream.Signature(data.StructLayout({"qpn": p.qpn_bits, "state": 1}))),
+            "landed": Out(stream.Signature(LandResult(p))),
             "drained": Out(1),
             "drained_qpn": Out(p.qpn_bits),
         })
@@ -175,6 +178,7 @@ class Complete(wiring.Component):
         m.submodules.cqes = cqes = Queue(CqeRequest(p), p.desc_depth)
         m.submodules.errors = errors = Queue(QpError(p), p.desc_depth)
         m.submodules.poisons = poisons = StreamFifo(self.poison.payload.shape(), 2)
+        m.submodules.landings = landings = SkidBuffer(LandResult(p))
         wiring.connect(m, wiring.flipped(self.i), waiting.i)
         wiring.connect(m, waiting.o, collect.i)
         wiring.connect(m, wiring.flipped(self.done), collect.done)
@@ -183,6 +187,7 @@ class Complete(wiring.Component):
         wiring.connect(m, cqes.o, wiring.flipped(self.cqe))
         wiring.connect(m, errors.o, wiring.flipped(self.qp_error))
         wiring.connect(m, poisons.o, wiring.flipped(self.poison))
+        wiring.connect(m, landings.o, wiring.flipped(self.landed))
 
         write = self.ctx.payload
         restart = Signal()
@@ -198,7 +203,7 @@ class Complete(wiring.Component):
         room = Signal()
         done = Signal()
         m.d.comb += [
-            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready),
+            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready),
             states.o.ready.eq(done),
         ]
 
@@ -229,7 +234,9 @@ class Complete(wiring.Component):
                             m.d.comb += [done.eq(1), self.drained.eq(1)]
                     with m.Else():
                         m.d.comb += done.eq(1)
-                        with m.If(~state.dead):
+                        with m.If(job.land):
+                            self._land(m, job, landings.i)
+                        with m.Elif(~state.dead):
                             self._finish(m, job, cqe, errors.i, poisons.i)
                         m.d.comb += [
                             states.update.eq(cqe.valid | errors.i.valid),
@@ -259,6 +266,20 @@ class Complete(wiring.Component):
                         m.d.sync += flush_next.eq(flush_next + 1)
                         m.next = "FlushLook"
         return m
+
+    def _land(self, m, job, landed):
+        """All bytes of a landing are in memory, or it failed (R-RSP-8)."""
+        m.d.comb += [
+            landed.valid.eq(1),
+            landed.p.qpn.eq(job.qpn),
+            landed.p.tag.eq(job.tag),
+            landed.p.index.eq(job.index),
+            landed.p.status.eq(WcStatus.SUCCESS),
+        ]
+        with m.If(job.fatal):
+            m.d.comb += [landed.p.status.eq(job.status), landed.p.vendor_err.eq(job.vendor_err)]
+        with m.Elif(job.bus_error):
+            m.d.comb += [landed.p.status.eq(WcStatus.LOC_QP_OP_ERR), landed.p.vendor_err.eq(VendorError.HOST_BUS)]
 
     def _finish(self, m, job, cqe, error, poison):
         """What a packet's job does to its receive WQE and its QP."""

@@ -12,8 +12,7 @@ from ..stream.beat import Beat
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.fork import Fork
-from .place import MAX_SEGMENTS
-from .records import Segment
+from .records import Segment, max_segments
 
 __all__ = ["Move"]
 
@@ -34,8 +33,8 @@ class Move(wiring.Component):
 
     @staticmethod
     def writes(p: Params) -> int:
-        """Write commands under way at most; a packet may need `MAX_SEGMENTS`."""
-        return MAX_SEGMENTS + 2 * p.desc_depth
+        """Write commands under way at most; a packet may need `max_segments`."""
+        return max_segments(p) + 2 * p.desc_depth
 
     def __init__(self, p: Params):
         self.p = p

@@ -11,18 +11,15 @@ from ..memory.ordered import OrderedRequest, OrderedXlate
 from ..records import Probe, ProbeEvent, XlateRequest, XlateSignature
 from ..stream.arbiter import PriorityArbiter
 from ..stream.buffer import SkidBuffer
-from ..stream.packet_store import ReadCommand
 from ..wire.syndrome import NakCode, nak_syndrome
 from .lookup import Lookup
 from .queue import Queue
 from .receive_queue import TAG_BITS, vendor_of
-from .records import FetchedJob, JobKind, Piece, Placed, Segment, Walked
+from .records import FetchedJob, JobKind, Piece, Placed, Segment, Walked, max_segments
+from .source import PayloadPlace
 from .walk import Walk
 
-__all__ = ["Place", "MAX_SEGMENTS"]
-
-MAX_SEGMENTS = 8  # of a packet: 4096 bytes over 4 SGEs, each crossing at most one 4 KiB border
-RING = 2 * MAX_SEGMENTS
+__all__ = ["Place"]
 
 
 class Place(wiring.Component):
@@ -30,16 +27,18 @@ class Place(wiring.Component):
 
     The pieces `Walk` found are translated several at a time; a piece whose answer spans less than it has bytes is asked for
     again from there. Only when all segments of the packet are known do they leave on ``segment``, its store cells on
-    ``store_read``, the job on ``o``. A packet that fails or has nothing to place has its cells freed (``free``).
+    ``payload_at``, the job on ``o``. A packet that fails or has nothing to place has its cells freed (``free``).
 
     A failing packet poisons its QP: its later packets are thrown away here (``error_drop``). ``poison`` sets (1) or clears
     (0) the mark from outside. FLUSH jobs always go through; other jobs go on only if they answer or complete something.
+    Landings (data of own READs and ATOMICs) neither poison nor heed the mark, and always go on.
 
     Timing: Walked to ``o`` 3 cycles after the last answer; 1 cycle per piece and two more per job; a second part of a piece takes
     5 cycles and its translation.
 
-    Members: ``i`` FetchedJob, ``o`` Placed, ``segment``, ``store_read`` ReadCommand, ``free``, ``poison`` {qpn, state}: streams;
-    ``xlate`` client (tag width ``Place.tag_bits``); ``error_drop`` pulse; ``probe`` (REMOTE_TRANSLATED).
+    Members: ``i`` FetchedJob, ``o`` Placed, ``segment``, ``payload_at`` PayloadPlace, ``free``, ``poison`` {qpn, state}: streams;
+    ``xlate`` client (tag width ``Place.tag_bits``); ``error_drop`` pulse; ``probe`` (REMOTE_TRANSLATED; LOCAL_TRANSLATED for a
+    landing).
     """
 
     tag_bits = TAG_BITS + 1
@@ -50,7 +49,7 @@ class Place(wiring.Component):
             "i": In(stream.Signature(FetchedJob(p))),
             "o": Out(stream.Signature(Placed(p))),
             "segment": Out(stream.Signature(Segment())),
-            "store_read": Out(stream.Signature(ReadCommand(p.rx_cells))),
+            "payload_at": Out(stream.Signature(PayloadPlace(p))),
             "free": Out(stream.Signature(p.cell_bits)),
             "poison": In(stream.Signature(data.StructLayout({"qpn": p.qpn_bits, "state": 1}))),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
@@ -68,7 +67,7 @@ class Place(wiring.Component):
         m.submodules.cut = cut = SkidBuffer(Walked(p))
         m.submodules.poisoned = poisoned = Lookup(Walked(p), 1, p.num_qps)
         m.submodules.placed = placed = Queue(Placed(p), p.desc_depth)
-        m.submodules.reads = reads = Queue(ReadCommand(p.rx_cells), p.desc_depth)
+        m.submodules.reads = reads = Queue(PayloadPlace(p), p.desc_depth)
         m.submodules.frees = frees = Queue(p.cell_bits, p.desc_depth)
         wiring.connect(m, wiring.flipped(self.i), walk.i)
         wiring.connect(m, walk.o, walked.i)
@@ -78,7 +77,7 @@ class Place(wiring.Component):
         wiring.connect(m, cut.o, poisoned.i)
         wiring.connect(m, wiring.flipped(self.poison), poisoned.poke)
         wiring.connect(m, placed.o, wiring.flipped(self.o))
-        wiring.connect(m, reads.o, wiring.flipped(self.store_read))
+        wiring.connect(m, reads.o, wiring.flipped(self.payload_at))
         wiring.connect(m, frees.o, wiring.flipped(self.free))
         again = self._clients(m, translate)
         self._segments(m)
@@ -113,18 +112,20 @@ class Place(wiring.Component):
 
     def _segments(self, m):
         """A ring of segments; those of the packet under way become visible, or vanish, at its verdict."""
-        m.submodules.ring = ring = memory.Memory(shape=Segment(), depth=RING, init=[])
+        most = max_segments(self.p)
+        depth = 1 << (2 * most - 1).bit_length()  # a power of two: the counters wrap by themselves
+        m.submodules.ring = ring = memory.Memory(shape=Segment(), depth=depth, init=[])
         write, read = ring.write_port(), ring.read_port(domain="comb")
         self._put, self._segment = Signal(), Signal(Segment())
         self._commit, self._rollback = Signal(), Signal()
-        self._count = Signal(range(MAX_SEGMENTS + 1))  # segments of the packet under way
-        committed = Signal(range(RING + 1))  # visible segments not yet taken
-        first = Signal(range(RING))
-        begin = Signal(range(RING))  # where the packet under way begins
+        self._count = Signal(range(most + 1))  # segments of the packet under way
+        committed = Signal(range(depth + 1))  # visible segments not yet taken
+        first = Signal(range(depth))
+        begin = Signal(range(depth))  # where the packet under way begins
         taken = Signal()
         self._room = Signal()
         m.d.comb += [
-            self._room.eq(committed + self._count < RING),
+            self._room.eq(committed + self._count < depth),
             write.en.eq(self._put),
             write.addr.eq(begin + self._count),
             write.data.eq(self._segment),
@@ -143,7 +144,7 @@ class Place(wiring.Component):
         with m.Elif(self._put):
             m.d.sync += self._count.eq(self._count + 1)
         m.d.sync += [
-            Assert(~self._put | (self._count != MAX_SEGMENTS), Format("responder: more than {} segments", MAX_SEGMENTS)),
+            Assert(~self._put | (self._count != most), Format("responder: more than {} segments", most)),
             Assert(~self._put | self._room, "responder: segment ring overflows"),
         ]
 
@@ -166,7 +167,7 @@ class Place(wiring.Component):
         ends = Signal()
         bytes_here = Signal(13)
         m.d.comb += [
-            useless.eq(looked.p.state | walked.too_long | (self._vendor != VendorError.NONE)),
+            useless.eq((looked.p.state & ~job.land) | walked.too_long | (self._vendor != VendorError.NONE)),
             left_now.eq(Mux(fresh, job.length, left)),
             again.request.p.tag.eq(1 << TAG_BITS),
             again.request.p.key.eq(answer.p.meta.key),
@@ -252,7 +253,7 @@ class Place(wiring.Component):
             nak_syndrome(code) for code in (NakCode.INVALID_REQUEST, NakCode.REMOTE_ACCESS, NakCode.REMOTE_OPERATIONAL)
         )
         m.d.comb += [
-            dead.eq(poisoned.o.p.state),
+            dead.eq(poisoned.o.p.state & ~job.land),
             packet.eq(job.kind != JobKind.FLUSH),
             bus.eq(vendor == VendorError.HOST_BUS),
             ends_badly.eq(packet & ~dead & (
@@ -283,7 +284,7 @@ class Place(wiring.Component):
             moves.eq(packet & ~dead & ~failed & (job.kind != JobKind.NONE) & job.has_data),
             *(out[name].eq(job[name]) for name in Placed(self.p).members
               if name not in ("respond", "syndrome", "msn", "fatal", "complete", "writes", "status", "vendor_err")),
-            out.respond.eq(job.respond | failed),
+            out.respond.eq(job.respond | (failed & ~job.land)),
             out.syndrome.eq(Mux(failed, syndrome, job.syndrome)),
             out.msn.eq(Mux(failed, job.msn_before, job.msn)),  # 8.2
             out.fatal.eq(job.fatal | failed),
@@ -294,22 +295,24 @@ class Place(wiring.Component):
         ]
         # A failing packet answers with its own PSN; so does every packet that may fail.
         m.d.comb += [
-            hands_on.eq(~packet | (~dead & (job.respond | failed | job.complete | moves))),
+            hands_on.eq(~packet | job.land | (~dead & (job.respond | failed | job.complete | moves))),
             done.eq(self._complete & placed.i.ready & reads.i.ready & frees.i.ready),
             placed.i.valid.eq(done & hands_on),
             reads.i.valid.eq(done & moves),
             reads.i.p.head.eq(job.head),
             reads.i.p.length.eq(job.length),
-            frees.i.valid.eq(done & packet & ~moves & job.has_data),
+            reads.i.p.immediate.eq(job.immediate),
+            reads.i.p.value.eq(job.va),
+            frees.i.valid.eq(done & packet & ~moves & job.has_data & ~job.immediate),
             frees.i.payload.eq(job.head),
             self._commit.eq(done & moves),
             self._rollback.eq(done & ~moves),
             poisoned.o.ready.eq(done),
-            poisoned.update.eq(failed | (packet & job.fatal)),
+            poisoned.update.eq(~job.land & (failed | (packet & job.fatal))),
             poisoned.update_state.eq(1),
             self.error_drop.eq(done & packet & (dead | job.dropped)),
             self.probe.valid.eq(done & moves),
-            self.probe.event.eq(ProbeEvent.REMOTE_TRANSLATED),
+            self.probe.event.eq(Mux(job.land, ProbeEvent.LOCAL_TRANSLATED, ProbeEvent.REMOTE_TRANSLATED)),
             self.probe.qpn.eq(job.qpn),
             self.probe.psn.eq(job.psn),
             self.probe.length.eq(job.length),

@@ -3,10 +3,21 @@
 from amaranth.lib import data, enum
 
 from ..abi import VendorError, WcStatus
-from ..abi.queues import RECV_SGES, SGE
+from ..abi.queues import RECV_SGES
 from ..config import Params
+from ..records import SGE_LAYOUT, LandTag
 
-__all__ = ["FetchedJob", "Job", "JobKind", "Piece", "Placed", "Segment", "Walked"]
+__all__ = ["FetchedJob", "Job", "JobKind", "Piece", "Placed", "Segment", "Walked", "list_sges", "max_segments"]
+
+
+def list_sges(p: Params) -> int:
+    """SGEs of the longest list data goes to: that of a receive WQE, or of a READ."""
+    return max(RECV_SGES, p.max_sge)
+
+
+def max_segments(p: Params) -> int:
+    """Segments of a packet: 4096 bytes over a list of SGEs, each crossing at most one 4 KiB border."""
+    return 2 * list_sges(p)
 
 
 class JobKind(enum.Enum, shape=2):
@@ -38,6 +49,8 @@ def _answer(p: Params) -> dict:
         "flags": 8,  # abi.CqeFlags
         "imm": 32,
         "byte_len": 32,  # R-CQ-3
+        "land": 1,  # not a request but data of an own READ or ATOMIC (kind SEND); `index` is its send WQE
+        "tag": LandTag,
     }
 
 
@@ -59,16 +72,18 @@ class Job(data.StructLayout):
             "starts": 1,  # first packet of its message
             "fetch": 1,  # read receive WQE `index`
             "log_rq": 4,
+            "immediate": 1,  # the payload is the 8 bytes of `va` (ATOMIC result)
         })  # fmt: skip
 
 
 class FetchedJob(data.StructLayout):
-    """A job with the receive WQE of its message (SEND only); ``wqe_error``: it could not be read."""
+    """A job with the SGEs of its message (SEND: of the receive WQE, landing: of the send WQE); ``wqe_error``: the receive WQE
+    could not be read."""
 
     def __init__(self, p: Params):
         super().__init__({
             "job": Job(p),
-            "sges": data.ArrayLayout(data.FlexibleLayout(SGE.layout.size, dict(SGE.layout)), RECV_SGES),
+            "sges": data.ArrayLayout(SGE_LAYOUT, list_sges(p)),
             "wqe_error": VendorError,  # NONE: read
         })  # fmt: skip
 

@@ -13,6 +13,8 @@ from ..records import (
     DmaReadSignature,
     DmaWriteSignature,
     Doorbell,
+    LandJob,
+    LandResult,
     Probe,
     QpError,
     QpEvent,
@@ -25,10 +27,12 @@ from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import ReadCommand
 from .ack import Ack, Complete
+from .land import LandMerge
 from .move import Move
 from .place import Place
 from .receive_queue import TAG_BITS, ReceiveQueue
 from .sequence import Sequence
+from .source import PayloadSource
 
 __all__ = ["Responder"]
 
@@ -40,6 +44,9 @@ class Responder(wiring.Component):
 
     Jobs keep the order of the requests. A QP that fails is dropped in `Place` until a command writes word 0 of its
     ResponderHot (ePSN). A flush event ends with ``drained`` for one cycle: nothing of that QP is left inside.
+
+    ``land`` brings data of own READs and ATOMICs, which shares everything from `Place` on (`LandMerge`); every item has its
+    answer on ``landed``, in order.
 
     Timing: see the blocks; a 64-byte WRITE is answered 36 cycles after it came at 512 bits, 11 of them translation.
 
@@ -57,6 +64,8 @@ class Responder(wiring.Component):
             "request": In(stream.Signature(RequestDesc(p))),
             "doorbell": In(stream.Signature(Doorbell(p.qpn_bits))),
             "flush": In(stream.Signature(QpEvent(p))),
+            "land": In(stream.Signature(LandJob(p))),
+            "landed": Out(stream.Signature(LandResult(p))),
             "ctx": In(CtxBus(p)),
             "ack": Out(stream.Signature(AckJob(p))),
             "cqe": Out(stream.Signature(CqeRequest(p))),
@@ -83,6 +92,8 @@ class Responder(wiring.Component):
         m.submodules.receive_queue = receive_queue = ReceiveQueue(p)
         m.submodules.place = place = Place(p)
         m.submodules.move = move = Move(p)
+        m.submodules.land_merge = land_merge = LandMerge(p)
+        m.submodules.source = source = PayloadSource(p)
         m.submodules.ack = ack = Ack(p)
         m.submodules.complete = complete = Complete(p)
 
@@ -90,7 +101,9 @@ class Responder(wiring.Component):
         wiring.connect(m, wiring.flipped(self.doorbell), sequence.doorbell)
         wiring.connect(m, wiring.flipped(self.flush), sequence.flush)
         wiring.connect(m, sequence.job, receive_queue.i)
-        wiring.connect(m, receive_queue.o, place.i)
+        wiring.connect(m, receive_queue.o, land_merge.i)
+        wiring.connect(m, wiring.flipped(self.land), land_merge.land)
+        wiring.connect(m, land_merge.o, place.i)
         wiring.connect(m, place.o, ack.i)
         wiring.connect(m, ack.o, complete.i)
         wiring.connect(m, place.segment, move.segment)
@@ -100,13 +113,16 @@ class Responder(wiring.Component):
         wiring.connect(m, receive_queue.xlate, wiring.flipped(self.xlate_ring))
         wiring.connect(m, receive_queue.read, wiring.flipped(self.read))
         wiring.connect(m, place.xlate, wiring.flipped(self.xlate_place))
-        wiring.connect(m, place.store_read, wiring.flipped(self.store_read))
+        wiring.connect(m, place.payload_at, source.i)
+        wiring.connect(m, source.store_read, wiring.flipped(self.store_read))
+        wiring.connect(m, wiring.flipped(self.store_data), source.store_data)
+        wiring.connect(m, source.o, move.packet)
         wiring.connect(m, place.free, wiring.flipped(self.free))
-        wiring.connect(m, wiring.flipped(self.store_data), move.packet)
         wiring.connect(m, move.write, wiring.flipped(self.write))
         wiring.connect(m, ack.ack, wiring.flipped(self.ack))
         wiring.connect(m, complete.cqe, wiring.flipped(self.cqe))
         wiring.connect(m, complete.qp_error, wiring.flipped(self.qp_error))
+        wiring.connect(m, complete.landed, wiring.flipped(self.landed))
         self._context_bus(m, sequence, place, complete)
 
         m.d.comb += [

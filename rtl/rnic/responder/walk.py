@@ -5,10 +5,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import Access, VendorError
-from ..abi.queues import RECV_SGES
 from ..config import Params
 from ..memory.ordered import OrderedRequest
-from .records import FetchedJob, JobKind, Piece, Walked
+from .records import FetchedJob, JobKind, Piece, Walked, list_sges
 
 __all__ = ["Walk"]
 
@@ -18,7 +17,8 @@ class Walk(wiring.Component):
 
     WRITE: one region; the whole rest of the message is checked with it (R-RES-1), nothing when it has no bytes (R-RES-2); a
     job with ``nak_after_key`` is only checked. SEND: the SGEs of the receive WQE from byte ``resid`` of the message on;
-    SGEs of length 0 are passed over (R-WQ-4); a message that goes on behind the last SGE is ``too_long`` (check 10).
+    SGEs of length 0 are passed over (R-WQ-4); a message that goes on behind the last SGE is ``too_long`` (check 10). A landing
+    is a SEND to the SGEs of a send WQE.
 
     Timing: one WRITE or job without payload per cycle; a SEND takes 1 cycle, 2 per SGE passed over, 3 per SGE used.
 
@@ -52,7 +52,7 @@ class Walk(wiring.Component):
         ]
 
         sge = Signal.like(self.i.p.sges[0])
-        number = Signal(range(RECV_SGES))
+        number = Signal(range(list_sges(self.p)))
         offset = Signal(32)  # message bytes before the packet, less those of SGEs passed over
         left = Signal(13)  # bytes of the packet without a place
         pieces = Signal(3)
@@ -65,7 +65,7 @@ class Walk(wiring.Component):
         m.d.comb += [
             sge.eq(self.i.p.sges[number]),
             covers.eq(~remains[32] & (remains[:32] != 0)),
-            beyond.eq(number == RECV_SGES - 1),
+            beyond.eq(number == list_sges(self.p) - 1),
         ]
 
         def next_sge():

@@ -1,0 +1,116 @@
+"""Judges an answer while READs or ATOMICs are unanswered, and every response that carries data."""
+
+from amaranth import *
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from ..abi import VendorError, WcStatus, WqeOpcode
+from ..config import Params
+from ..records import ReadEntry
+from ..wire.opcode import Opcode
+from ..wire.syndrome import SYNDROME, AethType
+
+__all__ = ["DATA_OPCODES", "ResponseCheck"]
+
+_FIRST, _MIDDLE, _LAST, _ONLY = (
+    Opcode.RC_READ_RESP_FIRST.value, Opcode.RC_READ_RESP_MIDDLE.value, Opcode.RC_READ_RESP_LAST.value,
+    Opcode.RC_READ_RESP_ONLY.value,
+)  # fmt: skip
+DATA_OPCODES = (_FIRST, _MIDDLE, _LAST, _ONLY, Opcode.RC_ATOMIC_ACK.value)
+"""Wire opcodes of responses that only a READ or ATOMIC can have."""
+
+
+class ResponseCheck(wiring.Component):
+    """One answer inside [una, next PSN) against the oldest READ or ATOMIC that is not fully answered.
+
+    That one expects PSN ``una`` once a part of its data came, else its first PSN. An answer past the expected PSN, or an ACK
+    that names it, is an ``implied`` NAK (R-RSP-3, R-RSP-4). A response with data is accepted (``accept``) only with exactly
+    the expected PSN. Otherwise ``status`` says why it fails, in this order: no READ or ATOMIC expects it, wrong kind, AETH not
+    an ACK, MIDDLE or LAST as the first response (BAD_RESP_ERR); FIRST or MIDDLE without exactly PMTU bytes or without more to
+    come, LAST or ONLY without exactly the rest (R-RSP-5: LOC_LEN_ERR). After data has come, FIRST and ONLY are as good as
+    MIDDLE and LAST: a retried READ may go on either way (R-RSP-6).
+
+    Ports in: ``opcode``, ``syndrome``, ``length`` (payload bytes) of the answer, ``ahead`` its PSN - una; ``una``; ``open``, a
+    READ or ATOMIC is unanswered, ``entry`` is its entry and ``received`` its bytes so far; ``path_mtu``.
+    Out: ``accept``, ``final`` (the READ or ATOMIC is answered with it), ``passes`` (it acknowledges SENDs or WRITEs),
+    ``next_received``; ``implied``, ``expected`` (PSN - una); ``wrong``, ``status``.
+
+    Timing: outputs are those of the inputs 2 cycles before; two register stages, no control.
+    """
+
+    def __init__(self, p: Params):
+        self.p = p
+        super().__init__({
+            "opcode": In(8), "syndrome": In(SYNDROME), "length": In(13), "ahead": In(24), "una": In(24), "open": In(1),
+            "entry": In(ReadEntry(p)), "received": In(32), "path_mtu": In(3),
+            "accept": Out(1), "final": Out(1), "passes": Out(1), "next_received": Out(32),
+            "implied": Out(1), "expected": Out(24), "wrong": Out(1), "status": Out(WcStatus), "vendor_err": Out(VendorError),
+        })  # fmt: skip
+
+    def elaborate(self, platform):
+        m = Module()
+        entry = self.entry
+        # ---- what depends on the answer alone
+        follows, ends, atomic, with_aeth, data = (
+            Signal(name=n) for n in ("follows", "ends", "atomic", "with_aeth", "data"))  # fmt: skip
+        with m.Switch(self.opcode):
+            for code in DATA_OPCODES:
+                with m.Case(code):
+                    m.d.comb += [
+                        data.eq(1),
+                        atomic.eq(code == Opcode.RC_ATOMIC_ACK.value),
+                        follows.eq(code in (_MIDDLE, _LAST)),
+                        ends.eq(code in (_LAST, _ONLY, Opcode.RC_ATOMIC_ACK.value)),
+                        with_aeth.eq(code != _MIDDLE),
+                    ]
+        # ---- stage 1: distances
+        gap, remaining, begun, kind_ok, aeth_ok, more = (
+            Signal(24, name="gap"), Signal(32, name="remaining"), Signal(name="begun"), Signal(name="kind_ok"),
+            Signal(name="aeth_ok"), Signal(name="more"))  # fmt: skip
+        pmtu = Signal(13)
+        m.d.comb += pmtu.eq((1 << 7) << self.path_mtu)
+        m.d.sync += [
+            gap.eq(entry.first_psn - self.una),
+            remaining.eq(entry.length - self.received),
+            begun.eq(self.received != 0),
+            kind_ok.eq((entry.opcode == WqeOpcode.READ) ^ atomic),
+            aeth_ok.eq(~with_aeth | (self.syndrome.type == AethType.ACK)),
+        ]
+        # ---- stage 2: compares
+        at, past, order_ok, length_ok = (
+            Signal(name=n) for n in ("at", "past", "order_ok", "length_ok"))  # fmt: skip
+        expected_now = Signal(24)
+        rest_is_length = Signal()
+        m.d.comb += [
+            expected_now.eq(Mux(begun, 0, gap)),
+            more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # more than one packet's worth
+            rest_is_length.eq(remaining == self.length),
+        ]
+        m.d.sync += [
+            self.expected.eq(expected_now),
+            at.eq(self.open & (self.ahead == expected_now)),
+            past.eq(self.open & (self.ahead > expected_now)),
+            order_ok.eq(begun | ~follows),
+            self.passes.eq(~begun & (gap != 0)),
+            self.next_received.eq(Mux(ends, 0, self.received + pmtu)),
+        ]
+        with m.If(atomic):
+            m.d.sync += length_ok.eq(self.length == 0)
+        with m.Elif(ends):
+            m.d.sync += length_ok.eq(~more & rest_is_length)
+        with m.Else():
+            m.d.sync += length_ok.eq(more & (self.length == pmtu))
+        # ---- verdict
+        fits = Signal()
+        m.d.comb += [
+            fits.eq(at & kind_ok & aeth_ok & order_ok),
+            self.implied.eq(past | (at & ~data & (self.syndrome.type == AethType.ACK))),
+            self.accept.eq(data & fits & length_ok),
+            self.final.eq(ends),
+            self.wrong.eq(data & ~past & ~(fits & length_ok)),
+            self.status.eq(Mux(fits, WcStatus.LOC_LEN_ERR, WcStatus.BAD_RESP_ERR)),
+            self.vendor_err.eq(VendorError.BAD_RESPONSE),
+        ]
+        with m.If(self.implied):
+            m.d.comb += [self.status.eq(WcStatus.RETRY_EXC_ERR), self.vendor_err.eq(VendorError.NAK_SEQUENCE)]
+        return m
