@@ -155,12 +155,18 @@ def masked(word, lanes):
     return word.strb, word.data & mask, word.last, word.block_last
 
 
+def scatter_command(start, length, lanes, tag=0):
+    end = start + length - 1
+    words = end // lanes - start // lanes + 1
+    return {"start": start, "end": end, "single": int(words == 1), "double": int(words == 2), "tag": tag}
+
+
 def run_scatter(width, jobs, rng, p_in=0.0, p_out=0.0, block=None, limit=20000):
     lanes = width // 8
     dut = Scatter(width, block=block, tag_width=4)
 
     async def commands(ctx):
-        await send(ctx, dut.command, [{"start": start, "end": start + len(payload) - 1, "tag": k & 15}
+        await send(ctx, dut.command, [scatter_command(start, len(payload), lanes, k & 15)
                                       for k, (start, payload) in enumerate(jobs)], rng, p_in)
 
     async def feed(ctx):
@@ -209,7 +215,7 @@ def test_scatter_rate(width, latency):
     words = 3 * 4 + 4
 
     async def commands(ctx):
-        await send(ctx, dut.command, [{"start": start, "end": start + len(payload) - 1, "tag": 0} for start, payload in jobs])
+        await send(ctx, dut.command, [scatter_command(start, len(payload), lanes) for start, payload in jobs])
 
     async def feed(ctx):
         await send_packets(ctx, dut.i, [payload for _, payload in jobs], width)
@@ -227,7 +233,7 @@ def test_scatter_rejects_a_wrong_length():
     async def feed(ctx):
         ctx.set(dut.o.ready, 1)
         ctx.set(dut.command.valid, 1)
-        ctx.set(dut.command.payload, {"start": 0, "end": 8, "tag": 0})
+        ctx.set(dut.command.payload, scatter_command(0, 9, 8))
         await send(ctx, dut.i, beats_of(bytes(8), 64))
         await ctx.tick()
 

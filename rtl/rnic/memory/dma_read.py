@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from rnic.memory.axi import AxiReadSignature, Burst
 from rnic.memory.burst import BurstCommand, BurstSplitter, max_block
 from rnic.records import DmaCommand
-from rnic.stream.align import RawWord, lane_bits
+from rnic.stream.align import RawWord, lane_bits, words_of
 from rnic.stream.arbiter import StreamArbiter
 from rnic.stream.buffer import StreamRegister
 from rnic.stream.check import watch
@@ -78,7 +78,6 @@ class _ReadChannel(wiring.Component):
 
         # A command goes to the splitter and to the list of accesses together. It waits for an empty splitter: `head` takes a
         # burst every second cycle anyway, and so `ready` comes from registers.
-        length = self.command.payload.length
         m.d.comb += [
             self.command.ready.eq(~splitter.busy & accesses.i.ready),
             splitter.i.valid.eq(self.command.valid & self.command.ready),
@@ -88,8 +87,7 @@ class _ReadChannel(wiring.Component):
             end_byte.eq(self.command.payload.address[:bits] + self.command.payload.length - 1),
             accesses.i.payload.words.eq(end_byte >> bits),
             accesses.i.payload.end.eq(end_byte[:bits]),
-            accesses.i.payload.single.eq(
-                (length[bits + 1 :] == 0) & (length[: bits + 1] + self.command.payload.address[:bits] <= lanes)),
+            accesses.i.payload.single.eq(words_of(lanes, self.command.payload.address[:bits], self.command.payload.length)[0]),
             self.busy.eq(accesses.level != 0),
         ]
 

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from rnic.memory.axi import AxiWriteSignature, Burst
 from rnic.memory.burst import BurstCommand, BurstSplitter, max_block
 from rnic.records import DmaCommand
-from rnic.stream.align import Scatter, lane_bits
+from rnic.stream.align import Scatter, lane_bits, words_of
 from rnic.stream.arbiter import StreamArbiter
 from rnic.stream.beat import Beat
 from rnic.stream.buffer import SkidBuffer
@@ -20,13 +20,14 @@ __all__ = ["DmaWrite"]
 
 
 class Start(data.StructLayout):
-    """An access that may go to the bus; ``end``: number of its last byte, counted from its address block.
+    """An access that may go to the bus; ``end``: number of its last byte, counted from its address block; ``single``,
+    ``double``: it lies in one bus word, in two.
 
     Parameters: ``width`` of the bus in bits.
     """
 
     def __init__(self, width: int):
-        super().__init__({"command": DmaCommand(), "end": range(max_block(width) + (1 << 16))})
+        super().__init__({"command": DmaCommand(), "end": range(max_block(width) + (1 << 16)), "single": 1, "double": 1})
 
 
 class _WriteChannel(wiring.Component):
@@ -67,17 +68,22 @@ class _WriteChannel(wiring.Component):
         unaccepted = Signal(range(self.outstanding + 1))
         undone = Signal(range(self.outstanding + 1))
         waiting = Signal(range(self.outstanding + 1))  # `accepted` items the client has not taken
-        has_place = Signal()
+        has_place = Signal(init=1)
         streaming = Signal()  # the data's head belongs to an access already started
         may_start = Signal()
         started = Signal()
         end_byte = Signal(range(self.block + (1 << 16)))
+        lanes = self.width // 8
+        single, double = words_of(lanes, self.command.payload.address[: lane_bits(self.width)], self.command.payload.length)
+        # A cycle late: an access that starts is `streaming` in the next cycle and lets none start.
+        m.d.sync += has_place.eq((unaccepted != self.outstanding) & (undone != self.outstanding))
         m.d.comb += [
-            has_place.eq((unaccepted != self.outstanding) & (undone != self.outstanding)),
             may_start.eq(self.data_valid & ~streaming & has_place),
             self.start.valid.eq(self.command.valid & may_start),
             self.start.payload.command.eq(self.command.payload),
             self.start.payload.end.eq(end_byte),
+            self.start.payload.single.eq(single),
+            self.start.payload.double.eq(double),
             self.command.ready.eq(self.start.ready & may_start),
             started.eq(self.start.valid & self.start.ready),
             end_byte.eq(self.command.payload.address[:block_bits] + self.command.payload.length - 1),
@@ -218,6 +224,8 @@ class DmaWrite(wiring.Component):
             scatter.command.valid.eq(data_job.valid),
             scatter.command.payload.start.eq(data_job.payload.start.command.address[: (block - 1).bit_length()]),
             scatter.command.payload.end.eq(data_job.payload.start.end),
+            scatter.command.payload.single.eq(data_job.payload.start.single),
+            scatter.command.payload.double.eq(data_job.payload.start.double),
             scatter.command.payload.tag.eq(data_job.payload.client),
             data_job.ready.eq(scatter.command.ready),
         ]
@@ -280,13 +288,14 @@ class DmaWrite(wiring.Component):
         offered = Signal()  # the burst on AW has been counted
         new = Signal()
         ahead = Signal(range(128))  # bursts offered whose W has not begun; at most those of two accesses
+        some_ahead = Signal()  # ahead != 0
         inside = Signal()  # a burst's W has begun and not ended
         begin = Signal()
         taken = Signal()
         may_go = Signal()
         m.d.comb += [
             new.eq(axi.awvalid & ~offered),
-            may_go.eq(inside | (ahead != 0) | new),
+            may_go.eq(inside | some_ahead | new),
             axi.wvalid.eq(words.valid & may_go),
             words.ready.eq(axi.wready & may_go),
             taken.eq(axi.wvalid & axi.wready),
@@ -295,6 +304,8 @@ class DmaWrite(wiring.Component):
         m.d.sync += [
             offered.eq(axi.awvalid & ~axi.awready),
             ahead.eq(ahead + new - begin),
+            some_ahead.eq(Mux(new == begin, some_ahead, new | (ahead != 1))),
+            Assert(some_ahead == (ahead != 0), "DmaWrite: flag and count differ"),
             Assert(ahead < 127, "DmaWrite: AW too far ahead of W"),
         ]
         with m.If(taken):
@@ -311,25 +322,27 @@ class DmaWrite(wiring.Component):
         """An access is accepted when the later of its AW and its W side is done. Both sides have the same order."""
         aw_ahead = Signal(range(16))  # accesses whose AW side is done and whose W side is not
         w_ahead = Signal(range(16))
+        some_aw, some_w = Signal(), Signal()  # the counts are not 0
         accept = Signal()
         client = Signal(self.id_width)
         m.d.comb += [
-            accept.eq((aw_done & w_done) | (aw_done & (w_ahead != 0)) | (w_done & (aw_ahead != 0))),
-            client.eq(Mux(w_ahead != 0, aw_client, w_client)),
+            accept.eq((aw_done & w_done) | (aw_done & some_w) | (w_done & some_aw)),
+            client.eq(Mux(some_w, aw_client, w_client)),
         ]
         with m.If(aw_done & ~w_done):
-            with m.If(w_ahead != 0):
-                m.d.sync += w_ahead.eq(w_ahead - 1)
+            with m.If(some_w):
+                m.d.sync += [w_ahead.eq(w_ahead - 1), some_w.eq(w_ahead != 1)]
             with m.Else():
-                m.d.sync += aw_ahead.eq(aw_ahead + 1)
+                m.d.sync += [aw_ahead.eq(aw_ahead + 1), some_aw.eq(1)]
         with m.If(w_done & ~aw_done):
-            with m.If(aw_ahead != 0):
-                m.d.sync += aw_ahead.eq(aw_ahead - 1)
+            with m.If(some_aw):
+                m.d.sync += [aw_ahead.eq(aw_ahead - 1), some_aw.eq(aw_ahead != 1)]
             with m.Else():
-                m.d.sync += w_ahead.eq(w_ahead + 1)
+                m.d.sync += [w_ahead.eq(w_ahead + 1), some_w.eq(1)]
         for number, channel in enumerate(channels):
             m.d.comb += channel.accept.eq(accept & (client == number))
         m.d.sync += [
+            Assert((some_aw == (aw_ahead != 0)) & (some_w == (w_ahead != 0)), "DmaWrite: flags and counts differ"),
             Assert(aw_ahead < 15, "DmaWrite: AW too many accesses ahead of W"),
             Assert(w_ahead < 15, "DmaWrite: W too many accesses ahead of AW"),
         ]

@@ -6,10 +6,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from rnic.stream.beat import Beat
-from rnic.stream.buffer import StreamRegister
+from rnic.stream.buffer import SkidBuffer, StreamRegister
 from rnic.stream.check import watch
 
-__all__ = ["BusWord", "Packer", "RawWord", "Scatter", "ScatterCommand"]
+__all__ = ["BusWord", "Packer", "RawWord", "Scatter", "ScatterCommand", "lane_bits", "words_of"]
 
 STAGES_PER_REGISTER = 3  # rotate stages (2:1 muxes) between two registers
 
@@ -49,13 +49,26 @@ class BusWord(data.StructLayout):
 
 class ScatterCommand(data.StructLayout):
     """The bytes of a packet go to bytes ``start`` to ``end`` (both included) counted from the beginning of an address
-    block; 1..65535 bytes. The one who makes the command knows ``end`` early enough to have a register behind its sum.
+    block; 1..65535 bytes. ``single``, ``double``: they lie in one bus word, in two. The one who makes the command knows all this
+    early enough to have a register behind it (see `words_of`).
 
     Parameters: ``block`` in bytes, a power of two; ``tag_width`` in bits.
     """
 
     def __init__(self, block: int, tag_width: int = 0):
-        super().__init__({"start": range(block), "end": range(block + (1 << 16)), "tag": tag_width})
+        super().__init__({
+            "start": range(block), "end": range(block + (1 << 16)), "single": 1, "double": 1, "tag": tag_width,
+        })  # fmt: skip
+
+
+def words_of(lanes: int, first: Value, length: Value) -> tuple[Value, Value]:
+    """Whether ``length`` > 0 bytes from lane ``first`` on lie in one bus word of ``lanes`` bytes, and whether in two; no
+    carry runs through the whole length."""
+    bits = (lanes - 1).bit_length()
+    near = length[: bits + 2] + first
+    single = (length[bits + 1 :] == 0) & (length[: bits + 1] + first <= lanes)
+    double = (length[bits + 2 :] == 0) & (near > lanes) & (near <= 2 * lanes)
+    return single, double
 
 
 class _Rotate(wiring.Component):
@@ -117,7 +130,7 @@ class Packer(wiring.Component):
     of the last beat are zero. A word without bytes is allowed only as the only word of its packet (Assert).
 
     Timing: latency 2 cycles at 64 bits, 3 above; one word per cycle and so, when words are full, one beat per cycle; a
-    packet whose last word fills more than a beat takes one cycle more. ``i.ready`` follows ``o.ready`` combinationally.
+    packet whose last word fills more than a beat takes one cycle more. ``i.ready`` depends on registers only.
 
     Parameters: ``width`` of the bus in bits. Members: ``i``, stream of ``RawWord``; ``o``, stream of ``Beat``.
     """
@@ -142,7 +155,7 @@ class Packer(wiring.Component):
             "err": 1,
         })
         m.submodules.rotate = rotate = _Rotate(self.width, meta)
-        m.submodules.out = out = StreamRegister(Beat(self.width))
+        m.submodules.out = out = SkidBuffer(Beat(self.width))
         word = self.i.payload
 
         # Where the word's bytes go is known before they are rotated: `fill` bytes wait in the residue.
@@ -224,7 +237,7 @@ class Scatter(wiring.Component):
     last word of the command and the last word of each ``block`` bytes of address (a bus burst must end there).
 
     Timing: latency 2 cycles at 64 bits, 3 above; one word per cycle, no cycle between commands. Command and first beat
-    are waited for together; the command is taken with its last word. ``ready`` follows ``o.ready`` combinationally.
+    are waited for together; the command is taken with its last word. ``ready`` does not depend on ``o.ready``.
 
     Parameters: ``width`` of the bus in bits; ``block`` in bytes, a power of two of at least one word (None: one word);
     ``tag_width`` in bits. Raises ValueError.
@@ -258,7 +271,7 @@ class Scatter(wiring.Component):
             "tag": self.tag_width,
         })
         m.submodules.rotate = rotate = _Rotate(self.width, meta)
-        m.submodules.out = out = StreamRegister(BusWord(self.width, self.tag_width))
+        m.submodules.out = out = SkidBuffer(BusWord(self.width, self.tag_width))
         command = self.command.payload
 
         # Word numbers count from the beginning of the address block the command starts in.
@@ -268,12 +281,14 @@ class Scatter(wiring.Component):
         first = Signal(init=1)
         word = Signal.like(index)
         final = Signal()  # the last word of the command
+        left = Signal(range((1 << 16) // lanes + 2))  # words behind the present one, while not `first`
+        ends = Signal()  # not `first`, and left == 0
         tail = Signal()  # no beat is left: the word holds only bytes of the beat before
         beat_done = Signal()  # the last beat has been taken
         step = Signal()
         m.d.comb += [
             word.eq(Mux(first, start_word, index)),
-            final.eq(word == command.end >> bits),
+            final.eq(Mux(first, command.single, ends)),
             tail.eq(beat_done),
             rotate.i.valid.eq(self.command.valid & (self.i.valid | tail)),
             step.eq(rotate.i.valid & rotate.i.ready),
@@ -294,6 +309,8 @@ class Scatter(wiring.Component):
         with m.If(step):
             m.d.sync += [
                 index.eq(word + 1),
+                left.eq(Mux(first, (command.end >> bits) - start_word, left) - 1),
+                ends.eq(Mux(first, command.double, left == 1)),
                 first.eq(final),
                 beat_done.eq(~final & (tail | self.i.payload.last)),
             ]
@@ -326,7 +343,8 @@ class Scatter(wiring.Component):
         bits = lane_bits(self.width)
         command = self.command.payload
         length = Signal(range(self.block + (1 << 16) + 1))
-        m.d.comb += length.eq(command.end - command.start + 1)
+        words = Signal(range((1 << 16) // lanes + 2))
+        m.d.comb += [length.eq(command.end - command.start + 1), words.eq((command.end >> bits) - (command.start >> bits))]
         beats = Signal(range((1 << 16) // lanes + 1))  # taken of this packet before the present one
         beats_less_1 = Signal.like(length)
         final_keep = Signal(lanes)
@@ -337,6 +355,7 @@ class Scatter(wiring.Component):
             m.d.sync += beats.eq(Mux(self.i.payload.last, 0, beats + 1))
             m.d.sync += [
                 Assert(command.end >= command.start, "Scatter: command of zero bytes"),
+                Assert((command.single == (words == 0)) & (command.double == (words == 1)), "Scatter: single or double is wrong"),
                 Assert(self.i.payload.last == (beats == beats_less_1),
                        Format("Scatter: packet and command of {} bytes differ at beat {}", length, beats)),
                 Assert(~self.i.payload.last | (self.i.payload.keep == final_keep),
