@@ -63,12 +63,13 @@ class BurstSplitter(wiring.Component):
         end_byte = Signal(range(self.block + (1 << 16)))  # number of the last byte, counted from `block`
         tag = Signal(self.tag_width)
 
-        final = Signal()
+        final = Signal()  # end_byte lies in `block`
+        behind = Signal(range(self.block + (1 << 16) + 1))  # number of the byte behind a new access
         first_word = Signal(block_bits - lane_bits)
         last_word = Signal(block_bits - lane_bits)
         step = Signal()
         m.d.comb += [
-            final.eq(end_byte >> block_bits == 0),
+            behind.eq(self.i.payload.address[:block_bits] + self.i.payload.length),
             first_word.eq(offset >> lane_bits),
             last_word.eq(Mux(final, end_byte[lane_bits:block_bits], (1 << (block_bits - lane_bits)) - 1)),
             self.o.valid.eq(active),
@@ -85,6 +86,7 @@ class BurstSplitter(wiring.Component):
                 active.eq(self.i.valid),
                 Cat(offset, block).eq(self.i.payload.address),
                 end_byte.eq(self.i.payload.address[:block_bits] + self.i.payload.length - 1),
+                final.eq((behind >> block_bits == 0) | (behind == self.block)),
                 tag.eq(self.tag),
             ]
         with m.Elif(step):
@@ -92,7 +94,9 @@ class BurstSplitter(wiring.Component):
                 block.eq(block + 1),
                 offset.eq(0),
                 end_byte.eq(end_byte - self.block),
+                final.eq(end_byte >> block_bits == 1),
             ]
+        m.d.sync += Assert(~active | (final == (end_byte >> block_bits == 0)), "BurstSplitter: end and its flag differ")
         m.d.sync += Assert(~self.i.valid | (self.i.payload.length != 0),
                            Format("BurstSplitter: access of zero bytes at {:#x}", self.i.payload.address))
         return m
