@@ -145,17 +145,19 @@ class TxArbiter(wiring.Component):
         return grants
 
     def _choose(self, m, eligible, grant, granted):
-        """Source 0, else the source whose turn it is while it has credit, else the next eligible one in turn."""
+        """Source 0, else the source whose turn it is while it has credit, else the next eligible one in turn. The choice is
+        paid for in the cycle after it, in which there is no other."""
         n = self.n
         turn = Signal(range(n), init=min(1, n - 1))
         credit_shape = signed(QUANTUM_BYTES.bit_length() + 1)
-        credit = [Signal(credit_shape, name=f"credit_{source}") for source in range(n)]
+        # One less than the credit: credit is left while the sign is 0.
+        credit = [Signal(credit_shape, init=-1, name=f"credit_{source}") for source in range(n)]
         keeps = Signal()  # the turn goes on
         following = Signal(range(n))
         with m.Switch(turn):
             for owner in range(1, n):
                 with m.Case(owner):
-                    m.d.comb += [following.eq(owner), keeps.eq(eligible[owner] & (credit[owner] > 0))]
+                    m.d.comb += [following.eq(owner), keeps.eq(eligible[owner] & ~credit[owner][-1])]
                     for distance in range(n - 2, 0, -1):
                         candidate = 1 + (owner - 1 + distance) % (n - 1)
                         with m.If(eligible[candidate]):
@@ -166,14 +168,18 @@ class TxArbiter(wiring.Component):
         with m.If(new_turn):
             m.d.sync += turn.eq(following)
         for source in range(1, n):
+            paying = Signal(name=f"paying_{source}")
             cost = Signal(range(QUANTUM_BYTES + 1), name=f"cost_{source}")
             # A new turn adds the quantum to a debt; credit left over is lost.
-            fresh = Signal(credit_shape, name=f"fresh_{source}")
-            m.d.comb += [
+            account = Signal(credit_shape, name=f"account_{source}")
+            m.d.sync += [
+                paying.eq(granted & (grant == source)),
                 cost.eq(self.header_i[source].payload.length + OVERHEAD_BYTES),
-                fresh.eq(QUANTUM_BYTES + Mux(credit[source] > 0, 0, credit[source])),
+                account.eq(credit[source]),
             ]
-            with m.If(granted & (grant == source)):
-                m.d.sync += credit[source].eq(Mux(new_turn, fresh - cost, credit[source] - cost))
-            m.d.sync += Assert((credit[source] > -QUANTUM_BYTES) & (credit[source] < QUANTUM_BYTES),
-                               Format("TxArbiter: credit of source {} is {}", source, credit[source]))
+            with m.If(new_turn & (grant == source)):
+                m.d.sync += account.eq(Mux(credit[source][-1], credit[source] + QUANTUM_BYTES, QUANTUM_BYTES - 1))
+            with m.If(paying):
+                m.d.sync += credit[source].eq(account - cost)
+            m.d.sync += Assert((credit[source] >= -QUANTUM_BYTES) & (credit[source] < QUANTUM_BYTES - 1),
+                               Format("TxArbiter: credit of source {} is {} + 1", source, credit[source]))
