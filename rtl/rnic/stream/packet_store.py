@@ -5,6 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from rnic.stream.align import words_of
 from rnic.stream.arbiter import PriorityArbiter
 from rnic.stream.beat import Beat, keep_of_count
 from rnic.stream.buffer import StreamRegister
@@ -91,7 +92,7 @@ class PacketStore(wiring.Component):
         links = m.submodules.links = memory.Memory(shape=range(self.cells), depth=self.cells, init=[])
         tails = m.submodules.tails = memory.Memory(shape=1, depth=self.cells, init=[])
         m.submodules.free_list = free_list = StreamFifo(range(self.cells), self.cells)
-        m.submodules.walks = walks = PriorityArbiter(range(self.cells), 2)  # 0: the writer's, 1: `free`
+        m.submodules.walks = walks = PriorityArbiter(range(self.cells), 2, skid=True)  # 0: the writer's, 1: `free`
         m.submodules.walk_queue = walk_queue = StreamFifo(range(self.cells), 4)
         wiring.connect(m, walk_queue.o, walks.i[0])
         wiring.connect(m, wiring.flipped(self.free), walks.i[1])
@@ -130,14 +131,15 @@ class PacketStore(wiring.Component):
     def _allocator(self, m, free_list):
         """The next free cell as a stream: out of the list, or else one not used since reset."""
         offer = stream.Signature(range(self.cells)).create()
-        fresh = Signal(range(self.cells + 1))  # cells below it have been used since reset
+        fresh = Signal(range(self.cells))  # cells below it have been used since reset
+        some_fresh = Signal(init=1)  # and not all
         m.d.comb += [
-            offer.valid.eq(free_list.o.valid | (fresh != self.cells)),
+            offer.valid.eq(free_list.o.valid | some_fresh),
             offer.payload.eq(Mux(free_list.o.valid, free_list.o.payload, fresh)),
             free_list.o.ready.eq(offer.ready),
         ]
         with m.If(offer.ready & offer.valid & ~free_list.o.valid):
-            m.d.sync += fresh.eq(fresh + 1)
+            m.d.sync += [fresh.eq(fresh + 1), some_fresh.eq(fresh != self.cells - 1)]
         return offer
 
     def _writer(self, m, offer, data_port, link_port, tail_port, walk):
@@ -153,7 +155,8 @@ class PacketStore(wiring.Component):
         dropping = Signal()  # the present packet found no cell
         head = Signal(range(self.cells))
         cell = Signal(range(self.cells))  # of the beat before
-        offset = Signal(range(words))  # word within the cell; 0 asks for a new cell
+        offset = Signal(range(words))  # word within the cell
+        at_start = Signal(init=1)  # offset == 0: a byte here asks for a new cell
         length = Signal(LENGTH_BITS)  # bytes of the full beats before
 
         has_bytes = Signal()
@@ -168,7 +171,7 @@ class PacketStore(wiring.Component):
         may_step = Signal()
         m.d.comb += [
             has_bytes.eq(beat.keep[0]),
-            wants_cell.eq(has_bytes & (offset == 0) & ~dropping),
+            wants_cell.eq(has_bytes & at_start & ~dropping),
             no_cell.eq(wants_cell & ~offer.valid),
             lost.eq(dropping | no_cell),
             write_cell.eq(Mux(wants_cell, offer.payload, cell)),
@@ -201,6 +204,7 @@ class PacketStore(wiring.Component):
                 dropping.eq(~beat.last & lost),
                 length.eq(Mux(beat.last, 0, length + lanes)),
                 offset.eq(Mux(beat.last, 0, offset + 1)),
+                at_start.eq(beat.last | (offset == words - 1)),
                 cell.eq(write_cell),
             ]
             with m.If(~inside):
@@ -230,41 +234,44 @@ class PacketStore(wiring.Component):
         command = self.read.payload
         result = data.StructLayout({"keep": lanes, "last": 1})
 
-        # Address stage: `cell`, `offset` and `beats` belong to the word after the first of a packet.
+        # Address stage: a command is taken with its first word. `cell`, `offset` and so on belong to the words behind it.
         inside = Signal()
         cell = Signal(range(self.cells))
         offset = Signal(range(words))
+        starts, ends = Signal(), Signal()  # offset is 0, is words - 1
         beats = Signal(LENGTH_BITS - bits)  # words not yet addressed, less one
+        last = Signal()  # beats == 0
+        keeps = Signal()  # the command's `keep`
+        tail = Signal(bits)  # last lane of the packet's last word
         link_wait = Signal()  # the link memory is being read for the cell entered one cycle ago
         link_valid = Signal()
         link = Signal(range(self.cells))
         now_cell = Signal(range(self.cells))
         now_offset = Signal(range(words))
         new_cell = Signal()
-        length_less_1 = Signal(LENGTH_BITS)
-        now_beats = Signal(LENGTH_BITS - bits)
+        now_tail = Signal(bits)
         empty = Signal()
         final = Signal()
         cell_end = Signal()
         step = Signal()
+        single, double = words_of(lanes, Const(0, bits), command.length)
         m.d.comb += [
-            empty.eq(command.length == 0),
-            length_less_1.eq(command.length - 1),
-            now_beats.eq(Mux(inside, beats, length_less_1 >> bits)),
-            new_cell.eq(~inside | (offset == 0)),
-            now_cell.eq(Mux(inside, Mux(offset == 0, link, cell), command.head)),
+            empty.eq(~inside & (command.length == 0)),
+            now_tail.eq(Mux(inside, tail, command.length[:bits] - 1)),
+            new_cell.eq(~inside | starts),
+            now_cell.eq(Mux(inside, Mux(starts, link, cell), command.head)),
             now_offset.eq(Mux(inside, offset, 0)),
-            final.eq(empty | (now_beats == 0)),
-            cell_end.eq(final | (now_offset == words - 1)),
+            final.eq(Mux(inside, last, single)),
+            cell_end.eq(final | Mux(inside, ends, words == 1)),
         ]
         latched = Signal()  # the data memory's output holds the word of `held`
         held = Signal(result)
         out_free = Signal()
         may_step = Signal()
         m.d.comb += [
-            may_step.eq(self.read.valid & (~inside | (offset != 0) | link_valid) & (~latched | out_free)),
-            step.eq(may_step),
-            self.read.ready.eq(step & final),
+            may_step.eq((~inside | ~starts | link_valid) & (~latched | out_free)),
+            step.eq(may_step & (inside | self.read.valid)),
+            self.read.ready.eq(may_step & ~inside),
             data_port.addr.eq(now_cell * words + now_offset),
             data_port.en.eq(step),
             link_port.addr.eq(now_cell),
@@ -277,14 +284,20 @@ class PacketStore(wiring.Component):
                 inside.eq(~final),
                 cell.eq(now_cell),
                 offset.eq(now_offset + 1),
-                beats.eq(now_beats - 1),
+                starts.eq(Mux(inside, ends, words == 1)),
+                ends.eq(Mux(inside, offset == max(0, words - 2), words <= 2)),
+                beats.eq(Mux(inside, beats - 1, (command.length - (lanes + 1)) >> bits)),
+                last.eq(Mux(inside, beats == 1, double)),
+                tail.eq(now_tail),
                 held.keep.eq(keep_of_count(lanes, lanes)),
                 held.last.eq(final),
             ]
+            with m.If(~inside):
+                m.d.sync += keeps.eq(command.keep)
             with m.If(final):
                 last_keep = Signal(lanes)
                 for lane in range(lanes):
-                    m.d.comb += last_keep[lane].eq(~empty & (length_less_1[:bits] >= lane))
+                    m.d.comb += last_keep[lane].eq(~empty & (now_tail >= lane))
                 m.d.sync += held.keep.eq(last_keep)
 
         # The link of a cell is fetched when the cell is entered, so it is there when the cell ends.
@@ -311,7 +324,7 @@ class PacketStore(wiring.Component):
 
         frees = stream.Signature(range(self.cells), always_ready=True).create()
         m.d.comb += [
-            frees.valid.eq(step & cell_end & ~command.keep & ~empty),
+            frees.valid.eq(step & cell_end & ~Mux(inside, keeps, command.keep) & ~empty),
             frees.payload.eq(now_cell),
         ]
         tail_wait = Signal()
@@ -319,7 +332,7 @@ class PacketStore(wiring.Component):
         m.d.sync += [
             tail_wait.eq(step & new_cell & ~empty),
             # Whether the packet ends in the cell just entered.
-            tail_expected.eq(now_beats < words),
+            tail_expected.eq(Mux(inside, beats, (command.length - 1) >> bits) < words),
         ]
         with m.If(tail_wait):
             m.d.sync += Assert(tail_port.data == tail_expected, "PacketStore: read length does not fit the packet")
