@@ -320,8 +320,8 @@ def _all_qps(rig: _Rig) -> list[Measurement]:
     while len(rig.pairs) < usable:
         rig.add_pair(QPCap(max_send_wr=64, max_recv_wr=2))
     rig.latency(250)
-    few = _pace(rig.run([(0, n, 64, 64, WROpcode.RDMA_WRITE) for n in range(16)]).sent(0, _WRITES), "row 10")
-    all_qps = _pace(rig.run([(0, n, 8, 64, WROpcode.RDMA_WRITE) for n in range(usable)]).sent(0, _WRITES), "row 10")
+    few = _pace(rig.run([(0, n, 16, 64, WROpcode.RDMA_WRITE) for n in range(16)]).sent(0, _WRITES), "row 10")
+    all_qps = _pace(rig.run([(0, n, 16, 64, WROpcode.RDMA_WRITE) for n in range(usable)]).sent(0, _WRITES), "row 10")
     return [Measurement("10", f"64 B WRITE, {usable} QPs, per message, L = 250 (budget: as with 16 QPs)", "", few, all_qps)]
 
 
@@ -432,7 +432,7 @@ def run_bench(config: str, *, progress: Callable[[str], None] = lambda _text: No
                 rig = _Rig(config, qps=min(16, usable), deep=64 if config == "tiny" else 512)
     finally:
         rig.close()
-    return found
+    return sorted(found, key=lambda row: (not row.row.isdigit(), int(row.row) if row.row.isdigit() else 0))
 
 
 def _number(value: float | None, unit: str) -> str:
