@@ -117,11 +117,14 @@ class Bench:
         self.probes, self.set_up_done, self.order, self.times = [], False, [], []
         self.una = defaultdict(int)
         self.offered = 0
+        self.rd_limit, self.started, self.table, self.hold_rewind = 0, defaultdict(int), [], False
+        self.landed = lambda n: 0
 
     async def set_up(self, ctx):
         for n, q in self.queues.items():
             await ctx_words(ctx, self.dut, CtxTable.REQUESTER_CFG, n, REQUESTER_CFG.words(
-                state=q.state, type=q.type, path_mtu=q.mtu, log_sq=6, pd=q.pd, log_stride=6 + q.wide, sig_all=q.sig_all))
+                state=q.state, type=q.type, path_mtu=q.mtu, log_sq=6, pd=q.pd, log_stride=6 + q.wide, sig_all=q.sig_all,
+                max_rd_atomic=self.rd_limit))
             await ctx_words(ctx, self.dut, CtxTable.REQUESTER_HOT, n, REQUESTER_HOT.words(psn=q.psn, send_index=q.start))
             self.una[n] = q.psn
         self.set_up_done = True
@@ -156,7 +159,8 @@ class Bench:
         ports = [dut.job, dut.segment, dut.inline, dut.rewind, dut.failure]
         cycle = 0
         sampled = [s for port in ports for s in (port.valid, port.ready, port.payload)]
-        others = [dut.remember_en, dut.remember_index, dut.remember_data, dut.probe, dut.probe_wqe]
+        others = [dut.remember_en, dut.remember_index, dut.remember_data, dut.probe, dut.probe_wqe, dut.read_en, dut.read_index,
+                  dut.read_data]  # fmt: skip
         async for _, _, *got in ctx.tick().sample(*sampled, *others):
             cycle += 1
             sinks = [self.jobs, self.segments, self.beats, self.rewinds, self.failures]
@@ -171,8 +175,11 @@ class Bench:
                     if sink is self.jobs:
                         self.times.append(cycle)
             for port in ports:
-                ctx.set(port.ready, self.rng.random() >= self.stall)
-            en, index, entry, *probes = got[15:]
+                ctx.set(port.ready, self.rng.random() >= self.stall and not (port is dut.rewind and self.hold_rewind))
+            en, index, entry, *probes, read_en, read_index, read = got[15:]
+            if read_en:
+                self.table.append((int(read_index), read))
+                self.started[int(read_index) // self.p.max_rd_atomic] += 1
             if en:
                 self.entries[int(index)].append(entry)
             self.probes += [probe for probe in probes if probe.valid]
@@ -219,9 +226,13 @@ class Bench:
                     assert (entry.opcode, entry.signaled, entry.length) == (opcode, signaled, size)
 
     def run(self, *more, limit=6000):
+        self.run_only(self.feed, *more, limit=limit)
+
+    def run_only(self, *benches, limit=6000):
+        """Without the feed."""
         dut = self.dut
-        una = read_port(dut.una_addr, [(dut.una, lambda n: self.una[n])])
-        run(dut, self.feed, *more, background=[self.watch, una], limit=limit)
+        una = read_port(dut.una_addr, [(dut.una, lambda n: self.una[n]), (dut.landed, lambda n: self.landed(n) & 0xFF)])
+        run(dut, *benches, background=[self.watch, una], limit=limit)
 
 
 def random_sges(rng, total, count):
@@ -459,3 +470,108 @@ def test_rate_of_small_messages(one_qp):
     bench.check()
     assert len(bench.times) == count
     assert (bench.times[-1] - bench.times[0]) / (count - 1) <= 4.05
+
+
+def read_wr(opcode, size, *, sges=None, flags=0, operands=(0, 0), **fields):
+    """A READ, or an ATOMIC with its operands in front of the SGE."""
+    wr = Wr(opcode=opcode, sges=[(0x1000, size, 5)] if sges is None else sges, flags=flags, remote=0x7654_3210, rkey=0xABC,
+            **fields)  # fmt: skip
+    if opcode != Op.READ:
+        pack = wr.pack
+        wr.pack = lambda: pack() & (1 << 256) - 1 | (operands[0] | operands[1] << 64) << 256 | pack() >> 256 << 384  # type: ignore
+    return wr
+
+
+@pytest.mark.rule("R-PSN-3", "R-OPC-3", "R-REQ-2", "R-REQ-3", "R-WQ-6")
+@pytest.mark.parametrize("name", ["tiny", "hundred"])
+def test_read_and_atomic_requests(name):
+    """One packet without payload, PSNs for the responses, operands; the read table says where the data goes."""
+    p = Params(CONFIGS[name].replace(num_qps=4, max_rd_atomic=4, sq_outstanding=16))
+    dut = Segmenter(p)
+    add, compare = 0x0102030405060708, 0xF1F2F3F4F5F6F7F8
+    lengths = [0, 1, 256, 257, 1000]
+    sges = [(1 << 50, 100, 1), (7, 0, 2), (0xFFFF_FFFF_FFFF_F000, 900, 3)]
+    wrs = [read_wr(Op.READ, n) for n in lengths] + [
+        read_wr(Op.CMP_SWAP, 8, operands=(add, compare), flags=SendFlags.SOLICITED | SendFlags.SIGNALED),
+        read_wr(Op.FETCH_ADD, 8, operands=(add, 0)), read_wr(Op.READ, 0, sges=sges), GOOD]  # fmt: skip
+    wide = Sq(wrs, psn=0xFFFFFC, start=0xFFFE)
+    bench = Bench(dut, p, {1: wide}, seeded(1), 0.2)
+    bench.rd_limit, bench.landed = 255, lambda n: bench.started[n]  # all that was sent has landed
+    bench.run()
+    psn = wide.psn
+    expected = []
+    for wr in wrs[:-1]:
+        expected.append((psn, wr.size()))
+        psn = psn + max(1, -(-wr.size() // 256)) & 0xFFFFFF
+    jobs = [j.header for j in bench.jobs]
+    assert [(int(h.psn), int(h.dma_length)) for h in jobs[:-1]] == expected and jobs[-1].psn == psn
+    assert [int(h.opcode) for h in jobs] == [0x0C] * 5 + [0x13, 0x14, 0x0C, 0x04]
+    assert all(h.ackreq and not h.solicited and not h.length for h in jobs[:-1])
+    assert all((h.va, h.rkey) == (0x7654_3210, 0xABC) for h in jobs[:-1])
+    assert (jobs[5].swap, jobs[5].compare, jobs[6].swap) == (add, compare, add)
+    assert len(bench.segments) == 1 and not bench.rewinds and not bench.failures
+    assert [i for i, _ in bench.table] == [4 + k % 4 for k in range(8)]
+    for k, (_, entry) in enumerate(bench.table):
+        count = max(1, -(-wrs[k].size() // 256))
+        assert (entry.first_psn, entry.last_psn) == (expected[k][0], expected[k][0] + count - 1 & 0xFFFFFF)
+        assert (entry.opcode, entry.length, entry.wqe_index) == (wrs[k].opcode, wrs[k].size(), wide.index(k))
+        got = [(int(s.addr), int(s.length), int(s.lkey)) for s in entry.sges]
+        assert got[: len(wrs[k].sges)] == wrs[k].sges
+
+
+@pytest.mark.rule("R-WQ-5", "R-WQ-6", "R-WQ-7", "R-LEN-2")
+@pytest.mark.parametrize("wr", [
+    read_wr(Op.CMP_SWAP, 8, sges=[(0, 7, 1)]), read_wr(Op.FETCH_ADD, 8, sges=[(0, 16, 1)], length=16),
+    read_wr(Op.FETCH_ADD, 8, sges=[(0, 4, 1), (4, 4, 1)]), read_wr(Op.CMP_SWAP, 8, num_sge=0), read_wr(Op.CMP_SWAP, 8, length=4),
+    read_wr(Op.CMP_SWAP, 8, flags=SendFlags.INLINE), read_wr(Op.READ, 8, flags=SendFlags.INLINE), read_wr(Op.READ, 8, length=9),
+])  # fmt: skip
+def test_bad_read_or_atomic(wr):
+    """R-WQ-5, R-WQ-6: one SGE of 8 bytes, nothing inline; nothing leaves."""
+    p = Params(CONFIGS["tiny"])
+    bench = Bench(Segmenter(p), p, {1: Sq([wr, GOOD])}, seeded(1))
+    bench.rd_limit = 1
+    bench.run()
+    assert [(f.status, f.vendor_err) for f in bench.failures] == [(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)]
+    assert not bench.jobs and not bench.table
+
+
+@pytest.mark.rule("R-REQ-4", "R-ORD-2", "R-PSN-6")
+@pytest.mark.parametrize("what", ["limit", "configured limit", "fence", "psn window"])
+@pytest.mark.parametrize("late", [False, True])
+def test_blocked_wqe_sleeps(what, late):
+    """The QP is put to sleep once; when the counters moved on before the scheduler took that, it is woken at once."""
+    p = Params(CONFIGS["tiny"].replace(max_rd_atomic=4))
+    dut = Segmenter(p)
+    first = read_wr(Op.READ, 1 << 31 if what == "psn window" else 8)
+    wrs = {
+        "limit": [first] * 5, "configured limit": [first] * 3, "psn window": [first, GOOD],
+        "fence": [first, Wr(opcode=Op.SEND, flags=SendFlags.FENCE)],
+    }[what]
+    bench = Bench(dut, p, {1: Sq(wrs)}, seeded(1))
+    bench.rd_limit = 2 if what == "configured limit" else 200
+    done, acknowledged = 0, 1 << 23 if what == "psn window" else len(wrs) - 1
+    bench.landed = lambda n: done
+
+    async def main(ctx):
+        nonlocal done
+        await bench.set_up(ctx)
+        bench.hold_rewind = True
+        for k in range(len(wrs)):
+            await offer(ctx, dut.wqe, bench.fetched(1, k))
+        await ctx.tick().repeat(30)
+        assert len(bench.jobs) == len(wrs) - 1 and not bench.rewinds
+        if late:
+            done, bench.una[1] = 1, acknowledged
+            await ctx.tick().repeat(3)
+        bench.hold_rewind = False
+        await ctx.tick().repeat(30)
+        assert [(int(r.index), int(r.epoch), int(r.sleep)) for r in bench.rewinds] == \
+            [(len(wrs) - 1, 1, 1)] + [(len(wrs) - 1, 1, 0)] * late
+        done, bench.una[1] = 1, acknowledged
+        await ctx.tick().repeat(3)
+        await offer(ctx, dut.wqe, bench.fetched(1, len(wrs) - 1))
+        await ctx.tick().repeat(30)
+        assert len(bench.jobs) == len(wrs)
+        assert what != "psn window" or bench.jobs[-1].header.psn == 1 << 23
+
+    bench.run_only(main)
