@@ -252,20 +252,15 @@ class DmaWrite(wiring.Component):
 
     def _select_data(self, m, scatter, job):
         """The data of the access's client, up to its last beat: what follows belongs to another access."""
-        delivered = Signal()
         with m.Switch(job.payload.client):
             for number, name in enumerate(self.clients):
                 port = getattr(self, name).data
                 with m.Case(number):
                     m.d.comb += [
-                        scatter.i.valid.eq(port.valid & job.valid & ~delivered),
+                        scatter.i.valid.eq(port.valid & job.valid & ~scatter.tail),
                         scatter.i.payload.eq(port.payload),
-                        port.ready.eq(scatter.i.ready & job.valid & ~delivered),
+                        port.ready.eq(scatter.i.ready),
                     ]
-        with m.If(scatter.command.valid & scatter.command.ready):
-            m.d.sync += delivered.eq(0)
-        with m.Elif(scatter.i.valid & scatter.i.ready & scatter.i.payload.last):
-            m.d.sync += delivered.eq(1)
 
     def _bus(self, m, bursts, words):
         """Drives AW and W; returns the pulses of an access's last AW and last W beat being taken."""

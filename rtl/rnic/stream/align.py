@@ -241,7 +241,8 @@ class Scatter(wiring.Component):
 
     Parameters: ``width`` of the bus in bits; ``block`` in bytes, a power of two of at least one word (None: one word);
     ``tag_width`` in bits. Raises ValueError.
-    Members: ``command``, stream of ``ScatterCommand``; ``i``, stream of ``Beat``; ``o``, stream of ``BusWord``.
+    Members: ``command``, stream of ``ScatterCommand``; ``i``, stream of ``Beat``; ``o``, stream of ``BusWord``; ``tail``, the
+    command's last beat has been taken, not yet the command (a register).
     """
 
     def __init__(self, width: int, *, block: int | None = None, tag_width: int = 0):
@@ -256,6 +257,7 @@ class Scatter(wiring.Component):
             "command": In(stream.Signature(ScatterCommand(block, tag_width))),
             "i": In(stream.Signature(Beat(width))),
             "o": Out(stream.Signature(BusWord(width, tag_width))),
+            "tail": Out(1),
         })
 
     def elaborate(self, platform):
@@ -283,13 +285,11 @@ class Scatter(wiring.Component):
         final = Signal()  # the last word of the command
         left = Signal(range((1 << 16) // lanes + 2))  # words behind the present one, while not `first`
         ends = Signal()  # not `first`, and left == 0
-        tail = Signal()  # no beat is left: the word holds only bytes of the beat before
-        beat_done = Signal()  # the last beat has been taken
+        tail = self.tail  # no beat is left: the word holds only bytes of the beat before
         step = Signal()
         m.d.comb += [
             word.eq(Mux(first, start_word, index)),
             final.eq(Mux(first, command.single, ends)),
-            tail.eq(beat_done),
             rotate.i.valid.eq(self.command.valid & (self.i.valid | tail)),
             step.eq(rotate.i.valid & rotate.i.ready),
             self.i.ready.eq(self.command.valid & rotate.i.ready & ~tail),
@@ -312,7 +312,7 @@ class Scatter(wiring.Component):
                 left.eq(Mux(first, (command.end >> bits) - start_word, left) - 1),
                 ends.eq(Mux(first, command.double, left == 1)),
                 first.eq(final),
-                beat_done.eq(~final & (tail | self.i.payload.last)),
+                tail.eq(~final & (tail | self.i.payload.last)),
             ]
 
         item = rotate.o.payload
