@@ -61,9 +61,11 @@ class Nic(wiring.Component):
             ReadClient(name="sq", buffer_beats=p.wqe_buffer_beats),
             ReadClient(name="rq", buffer_beats=max(4, 64 // p.lanes * 2 * p.desc_depth)),
             ReadClient(name="gather", buffer_beats=p.read_buffer_beats),
+            ReadClient(name="response", buffer_beats=p.read_buffer_beats),
+            ReadClient(name="atomic", buffer_beats=2),
             ReadClient(name="walk", buffer_beats=max(2, p.walks)),
         ]
-        self._write_clients = ["place", "cqe"]
+        self._write_clients = ["place", "atomic", "cqe"]
         self.id_width = max(1, (max(len(self._read_clients), len(self._write_clients)) - 1).bit_length())
         self._blocks = self._make_blocks()
         self.probe_names = sorted(
@@ -86,7 +88,7 @@ class Nic(wiring.Component):
     def _make_blocks(self) -> dict[str, wiring.Component]:
         """One instance of each block, by its name in the design and in the waves."""
         p = self.p
-        wqe_fetch, gather = WqeFetch(p), Gather(p)
+        wqe_fetch, gather, responder = WqeFetch(p), Gather(p), Responder(p)
         return {
             # software's side
             "csr": Csr(p),
@@ -100,20 +102,20 @@ class Nic(wiring.Component):
             "segmenter": Segmenter(p),
             "gather": gather,
             "ack_sender": AckSender(p),
-            "tx_arbiter": TxArbiter(p, 2),
+            "tx_arbiter": TxArbiter(p, 3),
             "builder": Builder(p),
             "eth_merge": EthMerge(p),
             # receive street
             "parser": Parser(p.data_width),
             "packet_store": PacketStore(p.data_width, p.rx_cells),
             "filter": Filter(p),
-            "responder": Responder(p),
+            "responder": responder,
             "completer": Completer(p),
             # memory and completion
             "cqe_writer": CqeWriter(p),
             "translate": Translate(p, [
                 ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("gather", gather.tag_bits),
-                ("place", Responder.place_tag_bits), ("cqe", CqeWriter.tag_bits),
+                ("place", Responder.place_tag_bits), ("response", responder.response_tag_bits), ("cqe", CqeWriter.tag_bits),
             ]),
             "dma_read": DmaRead(p.data_width, self._read_clients),
             "dma_write": DmaWrite(p.data_width, self._write_clients),
@@ -221,6 +223,8 @@ class Nic(wiring.Component):
         wiring.connect(m, b["ack_sender"].header, arbiter.header_i[0])
         wiring.connect(m, gather.header, arbiter.header_i[1])
         wiring.connect(m, gather.payload, arbiter.payload_i[1])
+        wiring.connect(m, b["responder"].response_header, arbiter.header_i[2])
+        wiring.connect(m, b["responder"].response_payload, arbiter.payload_i[2])
         wiring.connect(m, arbiter.header, builder.header)
         wiring.connect(m, arbiter.payload, builder.payload)
         wiring.connect(m, builder.frame, b["eth_merge"].roce)
@@ -269,12 +273,16 @@ class Nic(wiring.Component):
         wiring.connect(m, b["responder"].xlate_ring, translate.rq)
         wiring.connect(m, b["gather"].xlate, translate.gather)
         wiring.connect(m, b["responder"].xlate_place, translate.place)
+        wiring.connect(m, b["responder"].xlate_response, translate.response)
         wiring.connect(m, b["cqe_writer"].xlate, translate.cqe)
         wiring.connect(m, b["wqe_fetch"].read, read.sq)
         wiring.connect(m, b["responder"].read, read.rq)
+        wiring.connect(m, b["responder"].read_response, read.response)
+        wiring.connect(m, b["responder"].read_atomic, read.atomic)
         wiring.connect(m, b["gather"].read, read.gather)
         wiring.connect(m, translate.walk, read.walk)
         wiring.connect(m, b["responder"].write, write.place)
+        wiring.connect(m, b["responder"].write_atomic, write.atomic)
         wiring.connect(m, b["cqe_writer"].write, write.cqe)
         connect_host(m, self.m_axi, read.axi, write.axi)
         m.submodules.host_check = check = AxiChecker(self.p.data_width, self.id_width)

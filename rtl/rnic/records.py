@@ -149,10 +149,10 @@ class SendFailure(data.StructLayout):
 
 
 class AckJob(data.StructLayout):
-    """An ACK or NAK to send."""
+    """An ACK or NAK to send; with ``atomic`` an ATOMIC ACK with the ``original`` value."""
 
     def __init__(self, p: Params):
-        super().__init__({"qpn": p.qpn_bits, "psn": 24, "syndrome": 8, "msn": 24})
+        super().__init__({"qpn": p.qpn_bits, "psn": 24, "syndrome": 8, "msn": 24, "atomic": 1, "original": 64})
 
 
 # -------------------------------------------------------------------------------------------------------- requester

@@ -192,7 +192,7 @@ RESPONDER_CFG = Struct(
 )  # fmt: skip
 
 RESPONDER_HOT = Struct(
-    "ResponderHot", 36, "What the responder changes. All zero after RESET; epsn loaded at INIT->RTR.",
+    "ResponderHot", 40, "What the responder changes. All zero after RESET; epsn loaded at INIT->RTR.",
     [
         ("epsn", 0, 24, "expected PSN"),
         ("nak_state", 3, 2, "0 none, 1 sequence NAK sent, 2 RNR NAK sent (R-SEQ-1, R-SEQ-2), 3 fatal NAK: drop all"),
@@ -206,6 +206,7 @@ RESPONDER_HOT = Struct(
         ("ack_psn", 28, 24, "newest PSN that may be acknowledged (R-DUP-1, R-DUP-2)"),
         ("accepted", (31, 0), 1, "ack_psn is valid: a request was accepted since RESET"),
         ("total", 32, 32, "bytes of the WRITE under way (R-CQ-3)"),
+        ("requests", 36, 8, "READ and ATOMIC accepted since RESET, modulo 256"),
     ],
 )  # fmt: skip
 

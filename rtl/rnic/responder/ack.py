@@ -7,12 +7,12 @@ from amaranth.lib.wiring import In, Out
 
 from ..abi import RESPONDER_HOT, CtxTable, VendorError, WcOpcode, WcStatus
 from ..config import Params
-from ..records import AckJob, CqeRequest, CtxBus, LandResult, Probe, ProbeEvent, QpError
+from ..records import CqeRequest, CtxBus, LandResult, Probe, ProbeEvent, QpError
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
 from .queue import Queue
-from .records import JobKind, Placed
+from .records import Answer, JobKind, Placed, Release
 
 __all__ = ["Ack", "Collect", "Complete", "Completion", "Finished"]
 
@@ -23,11 +23,12 @@ class Ack(wiring.Component):
     """Answers a job when all its write commands were accepted by the host, and hands it to `Complete` (R-ACK-3).
 
     What can lose the effect after that is a host-bus error alone; the job's place in the order of completions is taken in
-    the cycle of the answer. One answer a job that asks for one, in order: MSN as the job says (R-MSN-1).
+    the cycle of the answer. One answer a job that asks for one, in order: MSN as the job says (R-MSN-1). A READ, ATOMIC or
+    REPLAY takes its place among the answers here.
 
     Timing: 1 cycle per write command, at least 1 per job.
 
-    Members: ``i`` Placed, ``accepted`` in; ``ack`` AckJob, ``o`` Placed out: streams; ``probe_placed`` (DATA_PLACED),
+    Members: ``i`` Placed, ``accepted`` in; ``ack`` Answer, ``o`` Placed out: streams; ``probe_placed`` (DATA_PLACED),
     ``probe_ack`` (ACK_SENT).
     """
 
@@ -36,7 +37,7 @@ class Ack(wiring.Component):
         super().__init__({
             "i": In(stream.Signature(Placed(p))),
             "accepted": In(stream.Signature(1)),
-            "ack": Out(stream.Signature(AckJob(p))),
+            "ack": Out(stream.Signature(Answer(p))),
             "o": Out(stream.Signature(Placed(p))),
             "probe_placed": Out(Probe()),
             "probe_ack": Out(Probe()),
@@ -45,7 +46,7 @@ class Ack(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.acks = acks = Queue(AckJob(p), p.desc_depth)
+        m.submodules.acks = acks = Queue(Answer(p), p.desc_depth)
         wiring.connect(m, acks.o, wiring.flipped(self.ack))
         m.submodules.collect = collect = Collect(p)
         wiring.connect(m, wiring.flipped(self.i), collect.i)
@@ -53,8 +54,11 @@ class Ack(wiring.Component):
         job = collect.o.p
         goes_on = Signal()
         done = Signal()
+        request = Signal()  # the answer is no ACK or NAK
         m.d.comb += [
-            goes_on.eq((job.writes != 0) | job.complete | job.fatal | job.land | (job.kind == JobKind.FLUSH)),
+            goes_on.eq((job.writes != 0) | job.complete | job.fatal | job.land | (job.kind == JobKind.FLUSH)
+                       | (job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)),
+            request.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC) | (job.kind == JobKind.REPLAY)) & ~job.fatal),
             done.eq(collect.o.valid & acks.i.ready & self.o.ready),
             collect.o.ready.eq(acks.i.ready & self.o.ready),
             self.o.valid.eq(done & goes_on),
@@ -64,6 +68,11 @@ class Ack(wiring.Component):
             acks.i.p.psn.eq(job.response_psn),
             acks.i.p.syndrome.eq(job.syndrome),
             acks.i.p.msn.eq(job.msn),
+            acks.i.p.kind.eq(Mux(request, job.kind, JobKind.NONE)),
+            acks.i.p.va.eq(job.va),
+            acks.i.p.rkey.eq(job.imm),
+            acks.i.p.length.eq(job.byte_len),
+            acks.i.p.op.eq(job.flags[:2]),
         ]
         m.d.comb += [
             self.probe_placed.valid.eq(done & (job.writes != 0)),
@@ -71,7 +80,7 @@ class Ack(wiring.Component):
             self.probe_placed.qpn.eq(job.qpn),
             self.probe_placed.psn.eq(job.psn),
             self.probe_placed.length.eq(job.length),
-            self.probe_ack.valid.eq(acks.i.valid),
+            self.probe_ack.valid.eq(acks.i.valid & ~request),
             self.probe_ack.event.eq(ProbeEvent.ACK_SENT),
             self.probe_ack.qpn.eq(job.qpn),
             self.probe_ack.psn.eq(job.response_psn),
@@ -143,15 +152,17 @@ class Complete(wiring.Component):
     complete with LOC_QP_OP_ERR and HOST_BUS, raises ``qp_error`` and poisons the QP for `Place`. A job that ends the QP (8.2)
     completes the receive WQE in use with its status. A landing ends on ``landed`` and touches no state here. After either,
     only a FLUSH of the QP completes anything: all receive WQEs up to its index, WR_FLUSH_ERR (R-ERR-3, R-ERR-5). ``drained``
-    rises for one cycle when a FLUSH is through.
+    says when a FLUSH is through.
+
+    A READ or ATOMIC is released when the write responses of all jobs before it came (C117); what follows an ATOMIC of its
+    QP waits until it is executed (``executing``), so that no later completion is seen before its effect (R-ORD-1).
 
     The state starts again when a command writes the RQ counters of ResponderHot.
 
     Timing: 1 cycle per write command, at least 1 per job; a FLUSH 3 cycles and 2 per receive WQE.
 
-    Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state}, ``landed`` LandResult
-    out: streams; ``ctx``;
-    ``drained``, ``drained_qpn``.
+    Members: ``i`` Placed, ``done`` in; ``cqe`` CqeRequest, ``qp_error`` QpError, ``poison`` {qpn, state}, ``landed`` LandResult,
+    ``release``, ``drained`` (qpn) out: streams; ``ctx``; ``executing``, ``executing_qpn``.
     """
 
     def __init__(self, p: Params):
@@ -164,8 +175,10 @@ class Complete(wiring.Component):
             "qp_error": Out(stream.Signature(QpError(p))),
             "poison": Out(stream.Signature(data.StructLayout({"qpn": p.qpn_bits, "state": 1}))),
             "landed": Out(stream.Signature(LandResult(p))),
-            "drained": Out(1),
-            "drained_qpn": Out(p.qpn_bits),
+            "release": Out(stream.Signature(Release(p))),
+            "executing": In(1),
+            "executing_qpn": In(p.qpn_bits),
+            "drained": Out(stream.Signature(p.qpn_bits)),
         })
 
     def elaborate(self, platform):
@@ -202,8 +215,22 @@ class Complete(wiring.Component):
         job, state = states.o.p.job, states.o.p.state
         room = Signal()
         done = Signal()
+        drains = Signal()
+        releases = Signal()
+        m.submodules.drained = drained = StreamFifo(p.qpn_bits, 2)
+        wiring.connect(m, drained.o, wiring.flipped(self.drained))
         m.d.comb += [
-            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready),
+            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready & drained.i.ready
+                    & ~(self.executing & (self.executing_qpn == job.qpn))),
+            releases.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)) & ~job.fatal),
+            self.release.valid.eq(states.o.valid & room & releases),
+            self.release.p.qpn.eq(job.qpn),
+            self.release.p.atomic.eq(job.kind == JobKind.ATOMIC),
+            self.release.p.op.eq(job.flags[:2]),
+            self.release.p.index.eq(job.index),
+            self.release.p.dead.eq(state.dead),
+            drained.i.valid.eq(drains),
+            drained.i.payload.eq(job.qpn),
             states.o.ready.eq(done),
         ]
 
@@ -221,7 +248,6 @@ class Complete(wiring.Component):
             poisons.i.p.state.eq(1),
             states.update_state.eq(state),
             after.eq(state.next + 1),
-            self.drained_qpn.eq(job.qpn),
         ]
         with m.FSM(name="complete"):
             with m.State("Jobs"):
@@ -231,7 +257,9 @@ class Complete(wiring.Component):
                         with m.If(job.complete):
                             m.next = "FlushLook"
                         with m.Else():
-                            m.d.comb += [done.eq(1), self.drained.eq(1)]
+                            m.d.comb += [done.eq(1), drains.eq(1)]
+                    with m.Elif(releases):
+                        m.d.comb += done.eq(self.release.ready)
                     with m.Else():
                         m.d.comb += done.eq(1)
                         with m.If(job.land):
@@ -258,7 +286,7 @@ class Complete(wiring.Component):
                     states.update_state.dead.eq(1),
                 ]
                 with m.If(flushed):
-                    m.d.comb += [done.eq(1), states.update.eq(1), self.drained.eq(1)]
+                    m.d.comb += [done.eq(1), states.update.eq(1), drains.eq(1)]
                     m.next = "Jobs"
                 with m.Else():
                     m.d.comb += cqe.valid.eq(1)

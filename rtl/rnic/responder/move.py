@@ -12,6 +12,7 @@ from ..stream.beat import Beat
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.fork import Fork
+from .atomic_hold import AtomicHold
 from .records import Segment, max_segments
 
 __all__ = ["Move"]
@@ -24,11 +25,14 @@ class Move(wiring.Component):
     Each segment becomes one write command and one packet of beats, realigned to lane 0. At most ``Move.writes(p)`` commands
     are under way until their outcome is taken from ``done``, so the write engine's ``accepted`` and ``done`` never wait here.
 
+    The segment of an ATOMIC makes no command: its word shows on ``atomic`` until it is taken there, and until then no
+    later segment that touches the word goes on (R-AT-4); two such words at once.
+
     Timing: one beat per cycle inside a segment; a beat that holds a border between segments takes two; latency of the packer
-    and 3.
+    and 3; one cycle more per segment while a word is held.
 
     Members: ``segment``, ``packet`` (Beat) in; ``write`` client; ``accepted``, ``done`` (1: error) out: streams, one item a
-    command, in order.
+    command, in order; ``atomic``, stream of addresses, in order.
     """
 
     @staticmethod
@@ -44,18 +48,22 @@ class Move(wiring.Component):
             "write": Out(DmaWriteSignature(p)),
             "accepted": Out(stream.Signature(1)),
             "done": Out(stream.Signature(1)),
+            "atomic": Out(stream.Signature(64)),
         })
 
     def elaborate(self, platform):
         p = self.p
         m = Module()
+        m.submodules.hold = hold = AtomicHold()
         m.submodules.fork = fork = Fork(Segment(), 2)
         m.submodules.commands = commands = StreamFifo(Segment(), 2)
         m.submodules.cuts = cuts = StreamFifo(Segment(), 2)
         m.submodules.packer = packer = Packer(p.data_width)
         m.submodules.words = words = SkidBuffer(RawWord(p.data_width))
         m.submodules.outcomes = outcomes = StreamFifo(1, self.writes(p))
-        wiring.connect(m, wiring.flipped(self.segment), fork.i)
+        wiring.connect(m, wiring.flipped(self.segment), hold.i)
+        wiring.connect(m, hold.o, fork.i)
+        wiring.connect(m, hold.atomic, wiring.flipped(self.atomic))
         wiring.connect(m, fork.o[0], commands.i)
         wiring.connect(m, fork.o[1], cuts.i)
         wiring.connect(m, words.o, packer.i)

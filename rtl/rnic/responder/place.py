@@ -27,7 +27,8 @@ class Place(wiring.Component):
 
     The pieces `Walk` found are translated several at a time; a piece whose answer spans less than it has bytes is asked for
     again from there. Only when all segments of the packet are known do they leave on ``segment``, its store cells on
-    ``payload_at``, the job on ``o``. A packet that fails or has nothing to place has its cells freed (``free``).
+    ``payload_at``, the job on ``o``. An ATOMIC has one segment and no cells; a READ is only checked. A packet that fails or has
+    nothing to place has its cells freed (``free``).
 
     A failing packet poisons its QP: its later packets are thrown away here (``error_drop``). ``poison`` sets (1) or clears
     (0) the mark from outside. FLUSH jobs always go through; other jobs go on only if they answer or complete something.
@@ -179,6 +180,7 @@ class Place(wiring.Component):
             bytes_here.eq(Mux(ends, whole, span)),
             self._segment.length.eq(bytes_here),
             self._segment.last.eq(left_now == bytes_here),
+            self._segment.atomic.eq(job.kind == JobKind.ATOMIC),
         ]
 
         def place(address, status, length, base_va, take):
@@ -249,6 +251,7 @@ class Place(wiring.Component):
         bus = Signal()
         hands_on = Signal()
         done = Signal()
+        atomic = Signal()
         invalid, access, operational = (
             nak_syndrome(code) for code in (NakCode.INVALID_REQUEST, NakCode.REMOTE_ACCESS, NakCode.REMOTE_OPERATIONAL)
         )
@@ -276,12 +279,13 @@ class Place(wiring.Component):
             m.d.comb += [syndrome.eq(invalid), status.eq(WcStatus.LOC_QP_OP_ERR)]
         with m.Else():
             m.d.comb += [
-                syndrome.eq(Mux((job.kind == JobKind.WRITE) & ~bus, access, operational)),
+                syndrome.eq(Mux((job.kind != JobKind.SEND) & ~bus, access, operational)),
                 status.eq(Mux(bus, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
             ]
 
         m.d.comb += [
-            moves.eq(packet & ~dead & ~failed & (job.kind != JobKind.NONE) & job.has_data),
+            atomic.eq(job.kind == JobKind.ATOMIC),
+            moves.eq(packet & ~dead & ~failed & (job.kind != JobKind.NONE) & (job.has_data | atomic)),
             *(out[name].eq(job[name]) for name in Placed(self.p).members
               if name not in ("respond", "syndrome", "msn", "fatal", "complete", "writes", "status", "vendor_err")),
             out.respond.eq(job.respond | (failed & ~job.land)),
@@ -289,7 +293,7 @@ class Place(wiring.Component):
             out.msn.eq(Mux(failed, job.msn_before, job.msn)),  # 8.2
             out.fatal.eq(job.fatal | failed),
             out.complete.eq(job.complete & ~failed),
-            out.writes.eq(Mux(moves, self._count, 0)),
+            out.writes.eq(Mux(moves & ~atomic, self._count, 0)),
             out.status.eq(status),
             out.vendor_err.eq(vendor),
         ]
@@ -298,7 +302,7 @@ class Place(wiring.Component):
             hands_on.eq(~packet | job.land | (~dead & (job.respond | failed | job.complete | moves))),
             done.eq(self._complete & placed.i.ready & reads.i.ready & frees.i.ready),
             placed.i.valid.eq(done & hands_on),
-            reads.i.valid.eq(done & moves),
+            reads.i.valid.eq(done & moves & ~atomic),
             reads.i.p.head.eq(job.head),
             reads.i.p.length.eq(job.length),
             reads.i.p.immediate.eq(job.immediate),

@@ -7,7 +7,10 @@ from ..abi.queues import RECV_SGES
 from ..config import Params
 from ..records import SGE_LAYOUT, LandTag
 
-__all__ = ["FetchedJob", "Job", "JobKind", "Piece", "Placed", "Segment", "Walked", "list_sges", "max_segments"]
+__all__ = [
+    "Answer", "AtomicOp", "FetchedJob", "Job", "JobKind", "Piece", "Placed", "Release", "Segment", "Walked", "list_sges",
+    "max_segments",
+]  # fmt: skip
 
 
 def list_sges(p: Params) -> int:
@@ -20,13 +23,24 @@ def max_segments(p: Params) -> int:
     return 2 * list_sges(p)
 
 
-class JobKind(enum.Enum, shape=2):
+class JobKind(enum.Enum, shape=3):
     """What a job asks of memory."""
 
     NONE = 0  # nothing: an answer, or a packet to throw away
     WRITE = 1  # payload to va under rkey
     SEND = 2  # payload to the SGEs of the receive WQE
     FLUSH = 3  # no packet: with `complete`, complete all receive WQEs up to `index` with WR_FLUSH_ERR (R-ERR-3)
+    READ = 4  # a READ request: its key is checked here, its data is read when the answers before it are sent
+    ATOMIC = 5  # CMP_SWAP or FETCH_ADD: key and address are found here; executed when all writes before it are done
+    REPLAY = 6  # a duplicate READ or ATOMIC (R-DUP-3, R-DUP-5): nothing but an answer, if it is still known
+
+
+class AtomicOp(enum.Enum, shape=2):
+    """What a READ, ATOMIC or REPLAY job asks for (in `flags` of the job)."""
+
+    READ = 0
+    CMP_SWAP = 1
+    FETCH_ADD = 2
 
 
 def _answer(p: Params) -> dict:
@@ -43,13 +57,14 @@ def _answer(p: Params) -> dict:
         "fatal": 1,  # the answer ends the QP (8.2)
         "in_use": 1,  # a failure of this job completes receive WQE `index` in error (8.2)
         "complete": 1,  # success completes receive WQE `index`
-        "index": 16,  # counter of the receive WQE; FLUSH: producer
+        "index": 16,  # counter of the receive WQE; FLUSH: producer; ATOMIC: number of its operands
         "cqn": p.cqn_bits,
         "write_imm": 1,  # the completion is RECV_RDMA_WITH_IMM, else RECV
-        "flags": 8,  # abi.CqeFlags
-        "imm": 32,
-        "byte_len": 32,  # R-CQ-3
-        "land": 1,  # not a request but data of an own READ or ATOMIC (kind SEND); `index` is its send WQE
+        "flags": 8,  # abi.CqeFlags; READ, ATOMIC, REPLAY: AtomicOp
+        "imm": 32,  # READ, ATOMIC, REPLAY: R_Key
+        "byte_len": 32,  # R-CQ-3; READ, REPLAY: bytes to read
+        "va": 64,
+        "land": 1,  # no request but data of an own READ or ATOMIC (kind SEND); `index` is its send WQE
         "tag": LandTag,
     }
 
@@ -64,15 +79,15 @@ class Job(data.StructLayout):
             "has_data": 1,  # length is not 0
             "msn_before": 24,  # in the NAK when placing fails (R-MSN-1)
             "dropped": 1,  # thrown away because the QP is in error (counted)
-            "va": 64,
             "rkey": 32,
-            "resid": 32,  # WRITE: bytes from this packet to the message's end; SEND: bytes before this packet
+            # WRITE, READ, ATOMIC: bytes from this packet to the message's end; SEND: bytes before this packet
+            "resid": 32,
             "pd": 24,
             "nak_after_key": 1,  # check 8 failed: NAK invalid request, unless the key check before it fails
-            "starts": 1,  # first packet of its message
+            "starts": 1,  # first packet of its message; READ, ATOMIC: has bytes, so that its key is checked (R-RES-2)
             "fetch": 1,  # read receive WQE `index`
             "log_rq": 4,
-            "immediate": 1,  # the payload is the 8 bytes of `va` (ATOMIC result)
+            "immediate": 1,  # landing: the payload is the 8 bytes of `va` (result of an ATOMIC)
         })  # fmt: skip
 
 
@@ -121,7 +136,34 @@ class Placed(data.StructLayout):
 
 
 class Segment(data.StructLayout):
-    """A run of bytes in physical memory; ``last`` ends a packet."""
+    """A run of bytes in physical memory; ``last`` ends a packet. ``atomic``: the word of an ATOMIC, without a packet."""
 
     def __init__(self):
-        super().__init__({"address": 64, "length": 13, "last": 1})
+        super().__init__({"address": 64, "length": 13, "last": 1, "atomic": 1})
+
+
+class Answer(data.StructLayout):
+    """What the jobs of a QP answer, in order. ``kind`` NONE: an ACK or NAK; READ, ATOMIC, REPLAY: the request itself."""
+
+    def __init__(self, p: Params):
+        super().__init__({
+            "kind": JobKind,
+            "qpn": p.qpn_bits,
+            "psn": 24,
+            "syndrome": 8,
+            "msn": 24,
+            "va": 64,
+            "rkey": 32,
+            "length": 32,
+            "op": AtomicOp,
+        })  # fmt: skip
+
+
+class Release(data.StructLayout):
+    """The oldest READ or ATOMIC of ``qpn`` not yet released may be answered: the writes before it are done.
+
+    ``atomic``: it is the ATOMIC whose operands have number ``index``. ``dead``: the QP failed, nothing is to be executed.
+    """
+
+    def __init__(self, p: Params):
+        super().__init__({"qpn": p.qpn_bits, "atomic": 1, "op": AtomicOp, "index": 16, "dead": 1})

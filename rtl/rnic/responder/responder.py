@@ -19,18 +19,22 @@ from ..records import (
     QpError,
     QpEvent,
     RequestDesc,
+    TxHeader,
     XlateSignature,
 )
-from ..stream.arbiter import PriorityArbiter
+from ..stream.arbiter import PriorityArbiter, StreamArbiter
 from ..stream.beat import Beat
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import ReadCommand
 from .ack import Ack, Complete
+from .atomic import Atomic
 from .land import LandMerge
 from .move import Move
 from .place import Place
+from .read_response import ReadResponse
 from .receive_queue import TAG_BITS, ReceiveQueue
+from .resources import QUANTUM, Resources
 from .sequence import Sequence
 from .source import PayloadSource
 
@@ -42,6 +46,10 @@ EPSN_WORD = RESPONDER_HOT.fields["epsn"].offset // 32
 class Responder(wiring.Component):
     """`Sequence` -> `ReceiveQueue` -> `Place` -> `Ack` -> `Complete`, and `Move` beside them for the data.
 
+    READs and ATOMICs go the same way. `Ack` gives them their place among the answers in `Resources`; `Complete` releases
+    them when the writes before them are done, ATOMICs through `Atomic`, which executes them; READs are answered by
+    `ReadResponse`.
+
     Jobs keep the order of the requests. A QP that fails is dropped in `Place` until a command writes word 0 of its
     ResponderHot (ePSN). A flush event ends with ``drained`` for one cycle: nothing of that QP is left inside.
 
@@ -50,8 +58,8 @@ class Responder(wiring.Component):
 
     Timing: see the blocks; a 64-byte WRITE is answered 36 cycles after it came at 512 bits, 11 of them translation.
 
-    Members: as in docs/architecture.md; translation clients ``xlate_ring`` (tag width ``Responder.ring_tag_bits``) and
-    ``xlate_place`` (``Responder.place_tag_bits``).
+    Members: as in docs/architecture.md; translation clients ``xlate_ring`` (tag width ``Responder.ring_tag_bits``),
+    ``xlate_place`` (``Responder.place_tag_bits``), ``xlate_response`` (attribute ``response_tag_bits``).
     """
 
     ring_tag_bits = TAG_BITS
@@ -60,6 +68,8 @@ class Responder(wiring.Component):
 
     def __init__(self, p: Params):
         self.p = p
+        self.response = ReadResponse(p, 2 * QUANTUM + 2)
+        self.response_tag_bits = self.response.tag_bits
         super().__init__({
             "request": In(stream.Signature(RequestDesc(p))),
             "doorbell": In(stream.Signature(Doorbell(p.qpn_bits))),
@@ -77,6 +87,12 @@ class Responder(wiring.Component):
             "xlate_place": Out(XlateSignature(p, self.place_tag_bits)),
             "read": Out(DmaReadSignature(p)),
             "write": Out(DmaWriteSignature(p)),
+            "response_header": Out(stream.Signature(TxHeader(p))),
+            "response_payload": Out(stream.Signature(Beat(p.data_width))),
+            "xlate_response": Out(XlateSignature(p, self.response_tag_bits)),
+            "read_response": Out(DmaReadSignature(p)),
+            "read_atomic": Out(DmaReadSignature(p)),
+            "write_atomic": Out(DmaWriteSignature(p)),
             "duplicate": Out(1),
             "out_of_sequence": Out(1),
             "error_drop": Out(1),
@@ -96,6 +112,9 @@ class Responder(wiring.Component):
         m.submodules.source = source = PayloadSource(p)
         m.submodules.ack = ack = Ack(p)
         m.submodules.complete = complete = Complete(p)
+        m.submodules.atomic = atomic = Atomic(p)
+        m.submodules.resources = resources = Resources(p, self.response.depth)
+        m.submodules.response = response = self.response
 
         wiring.connect(m, wiring.flipped(self.request), sequence.request)
         wiring.connect(m, wiring.flipped(self.doorbell), sequence.doorbell)
@@ -119,18 +138,23 @@ class Responder(wiring.Component):
         wiring.connect(m, source.o, move.packet)
         wiring.connect(m, place.free, wiring.flipped(self.free))
         wiring.connect(m, move.write, wiring.flipped(self.write))
-        wiring.connect(m, ack.ack, wiring.flipped(self.ack))
+        wiring.connect(m, ack.ack, resources.i)
+        wiring.connect(m, resources.ack, wiring.flipped(self.ack))
         wiring.connect(m, complete.cqe, wiring.flipped(self.cqe))
-        wiring.connect(m, complete.qp_error, wiring.flipped(self.qp_error))
+        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2)
+        wiring.connect(m, complete.qp_error, qp_errors.i[0])
+        wiring.connect(m, resources.qp_error, qp_errors.i[1])
+        wiring.connect(m, qp_errors.o, wiring.flipped(self.qp_error))
         wiring.connect(m, complete.landed, wiring.flipped(self.landed))
-        self._context_bus(m, sequence, place, complete)
+        self._answers(m, sequence, move, complete, atomic, resources, response)
+        self._context_bus(m, sequence, place, complete, resources)
 
         m.d.comb += [
             self.duplicate.eq(sequence.duplicate),
             self.out_of_sequence.eq(sequence.out_of_sequence),
             self.error_drop.eq(place.error_drop),
-            self.drained.eq(complete.drained),
-            self.drained_qpn.eq(complete.drained_qpn),
+            self.drained.eq(resources.drained),
+            self.drained_qpn.eq(resources.drained_qpn),
             self.probe_checked.eq(sequence.probe_checked),
             self.probe_taken.eq(sequence.probe_taken),
             self.probe_doorbell.eq(sequence.probe_doorbell),
@@ -144,8 +168,41 @@ class Responder(wiring.Component):
         watch(m, "write_data", self.write.data)
         return m
 
-    def _context_bus(self, m, sequence, place, complete):
-        """A write goes to the tables, to `Complete`, and, for ePSN, clears the poison mark; all at the same time."""
+    def _answers(self, m, sequence, move, complete, atomic, resources, response):
+        """The ways of READs and ATOMICs from their release to the wire."""
+        wiring.connect(m, complete.release, atomic.i)
+        wiring.connect(m, move.atomic, atomic.word)
+        wiring.connect(m, atomic.o, resources.release)
+        wiring.connect(m, complete.drained, resources.drain)
+        wiring.connect(m, resources.packet, response.i)
+        wiring.connect(m, resources.forget, response.clear)
+        wiring.connect(m, response.failure, resources.failure)
+        wiring.connect(m, response.header, wiring.flipped(self.response_header))
+        wiring.connect(m, response.payload, wiring.flipped(self.response_payload))
+        wiring.connect(m, response.xlate, wiring.flipped(self.xlate_response))
+        wiring.connect(m, response.read, wiring.flipped(self.read_response))
+        wiring.connect(m, atomic.read, wiring.flipped(self.read_atomic))
+        wiring.connect(m, atomic.write, wiring.flipped(self.write_atomic))
+        m.d.comb += [
+            complete.executing.eq(atomic.executing),
+            complete.executing_qpn.eq(atomic.executing_qpn),
+            resources.level.eq(response.level),
+            resources.gone.eq(response.gone),
+            response.count_addr.eq(resources.count_addr),
+            resources.count.eq(response.count),
+            resources.finished_addr.eq(sequence.finished_addr),
+            sequence.finished.eq(resources.finished),
+            atomic.store_en.eq(sequence.operands_en),
+            atomic.store_qpn.eq(sequence.operands_qpn),
+            atomic.store_index.eq(sequence.operands_index),
+            atomic.store_data.eq(sequence.operands_data),
+        ]
+
+    def _context_bus(self, m, sequence, place, complete, resources):
+        """A write goes to the tables, to `Complete`, and, for ePSN, clears the poison mark and the answers; all at the same
+        time."""
+        m.submodules.restart = restart = StreamFifo(self.p.qpn_bits, 1)
+        wiring.connect(m, restart.o, resources.clear)
         m.submodules.poisons = poisons = PriorityArbiter(place.poison.payload.shape(), 2)
         m.submodules.clear = clear = StreamFifo(place.poison.payload.shape(), 1)
         wiring.connect(m, complete.poison, poisons.i[0])
@@ -156,8 +213,13 @@ class Responder(wiring.Component):
         take = Signal()
         m.d.comb += [
             clears.eq((write.table == CtxTable.RESPONDER_HOT) & (write.word == EPSN_WORD)),
-            # `ready` of the three does not depend on `valid`.
-            self.ctx.ready.eq(sequence.ctx.ready & complete.ctx.ready & (~clears | clear.i.ready)),
+            # `ready` of none of them depends on `valid`.
+            self.ctx.ready.eq(sequence.ctx.ready & complete.ctx.ready & resources.ctx.ready
+                              & (~clears | (clear.i.ready & restart.i.ready))),
+            resources.ctx.valid.eq(self.ctx.valid),
+            resources.ctx.payload.eq(write),
+            restart.i.payload.eq(write.index),
+            restart.i.valid.eq(take & clears),
             take.eq(self.ctx.valid & self.ctx.ready),
             sequence.ctx.valid.eq(self.ctx.valid),
             sequence.ctx.payload.eq(write),

@@ -14,7 +14,8 @@ from ..records import CtxBus, Doorbell, Probe, ProbeEvent, QpEvent, RequestDesc
 from ..stream.fifo import StreamFifo
 from ..wire.opcode import Kind, OpcodeFlags, PayloadRule, decode
 from ..wire.syndrome import NakCode, ack_syndrome, nak_syndrome
-from .records import Job, JobKind
+from .atomic import Operands
+from .records import AtomicOp, Job, JobKind
 
 __all__ = ["Message", "NakState", "Sequence"]
 
@@ -42,7 +43,7 @@ class _Cfg(data.StructLayout):
     """What the later stages need of RESPONDER_CFG."""
 
     def __init__(self, p: Params):
-        super().__init__({"pd": 24, "log_rq": 4, "cqn": p.cqn_bits, "min_rnr_timer": 5})
+        super().__init__({"pd": 24, "log_rq": 4, "cqn": p.cqn_bits, "min_rnr_timer": 5, "max_dest_rd_atomic": 8})
 
 
 class _Hot(data.StructLayout):
@@ -51,7 +52,7 @@ class _Hot(data.StructLayout):
     def __init__(self):
         super().__init__({
             "epsn": 24, "nak_state": 2, "msn": 24, "message": 2, "rq_index": 16, "cqe_index": 16, "ack_psn": 24,
-            "accepted": 1,
+            "accepted": 1, "requests": 8,
         })  # fmt: skip
 
 
@@ -70,11 +71,14 @@ class _Common(data.StructLayout):
             "in_error": 1,
             "order_ok": 1,  # check 2
             "access_ok": 1,  # check 3
-            "unsupported": 1,  # READ and ATOMIC
+            "open_requests": 8,  # READs and ATOMICs not yet answered
             "no_rwqe": 1,  # check 5
             "length_ok": 1,  # check 6
             "is_send": 1,
             "is_write": 1,
+            "is_read": 1,
+            "is_atomic": 1,
+            "op": AtomicOp,
             "rkey": 32,
             "total": 32,
             "resid": 32,
@@ -85,7 +89,8 @@ class Sequence(wiring.Component):
     """Checks 1 to 6, 8 and the resource part of rules.md 8.1, in that order, and the QP's receive state.
 
     Every request becomes exactly one `Job`, in order: to place, to answer, or to throw away (its cells are freed further
-    on). The order of checks 7 and 8 is kept by ``nak_after_key``. READ and ATOMIC are answered by NAK invalid request.
+    on). The order of checks 7 and 8 is kept by ``nak_after_key``. A READ or ATOMIC takes its PSNs here, its operands leave on
+    ``operands_*``; a duplicate of one becomes a REPLAY job.
     Only RC requests are accepted, in RTR, RTS, SQD and SQE; others become dropped jobs.
 
     A flush event, or a doorbell, of a QP in ERR becomes a FLUSH job behind that QP's packets (R-ERR-3, R-ERR-5). A flush event
@@ -95,7 +100,8 @@ class Sequence(wiring.Component):
     request to job 5 cycles; one request per cycle for different QPs, one per 5 cycles for one QP, whose next request waits
     for the write-back. Doorbells go first, then flushes, then requests.
 
-    Members: ``request``, ``doorbell`` (RQ), ``flush``, ``ctx`` in; ``job`` out; pulses ``duplicate``, ``out_of_sequence``;
+    Members: ``request``, ``doorbell`` (RQ), ``flush``, ``ctx`` in; ``job`` out; ``finished_addr``/``finished``, READs and
+    ATOMICs of a QP answered, 2 cycles; pulses ``duplicate``, ``out_of_sequence``;
     ``probe_checked``, ``probe_taken``, ``probe_doorbell``.
     """
 
@@ -107,6 +113,12 @@ class Sequence(wiring.Component):
             "flush": In(stream.Signature(QpEvent(p))),
             "ctx": In(CtxBus(p)),
             "job": Out(stream.Signature(Job(p))),
+            "finished_addr": Out(p.qpn_bits),
+            "finished": In(8),
+            "operands_en": Out(1),
+            "operands_qpn": Out(p.qpn_bits),
+            "operands_index": Out(16),
+            "operands_data": Out(Operands()),
             "duplicate": Out(1),
             "out_of_sequence": Out(1),
             "probe_checked": Out(Probe()),
@@ -136,6 +148,7 @@ class Sequence(wiring.Component):
         entry = self._entrance(m, producer, qpns)
         for table in (cfg, hot, producer):
             m.d.comb += table.read(0)[0].eq(entry.desc.qpn)
+        m.d.comb += self.finished_addr.eq(entry.desc.qpn)
         flags1 = decode(m, stage1.desc.opcode, name="flags1")
         for i in range(1, 4):
             m.d.sync += self._valid[i].eq(self._valid[i - 1])
@@ -216,7 +229,8 @@ class Sequence(wiring.Component):
         """Stage 2 to 3: checks 2 to 6 of 8.1, each on its own."""
         desc = item.desc
         out = self._stage3
-        is_send, is_write = Signal(), Signal()
+        is_send, is_write, is_read, is_atomic = Signal(), Signal(), Signal(), Signal()
+        aligned = Signal()
         pmtu = Signal(13)
         is_pmtu, over_pmtu = Signal(), Signal()
         inside = Signal()  # the packet goes on with the message under way
@@ -228,6 +242,9 @@ class Sequence(wiring.Component):
         m.d.comb += [
             is_send.eq(flags.kind == Kind.SEND),
             is_write.eq(flags.kind == Kind.WRITE),
+            is_read.eq(flags.kind == Kind.READ_REQ),
+            is_atomic.eq((flags.kind == Kind.CMP_SWAP) | (flags.kind == Kind.FETCH_ADD)),
+            aligned.eq(~is_atomic | (desc.va[:3] == 0)),  # check 9 (R-AT-1), before check 7
             inside.eq((is_send & (hot.message == Message.SEND)) | (is_write & (hot.message == Message.WRITE))),
             is_pmtu.eq(desc.length == pmtu),
             over_pmtu.eq(desc.length > pmtu),
@@ -245,7 +262,7 @@ class Sequence(wiring.Component):
         long_write, long_send, pad_ok = Signal(), Signal(), Signal()
         m.d.comb += [
             # R-LEN-2: a RETH above 2^31; a SEND goes above 2^31 only from a packet border, PMTU divides it.
-            long_write.eq(is_write & flags.starts & desc.dma_length[31] & desc.dma_length[:31].any()),
+            long_write.eq((is_write | is_read) & flags.starts & desc.dma_length[31] & desc.dma_length[:31].any()),
             long_send.eq(is_send & ~flags.starts & hot.resid[31]),
             pad_ok.eq((desc.length[:2] + desc.pad)[:2] == 0),  # R-PAD-1
         ]
@@ -271,23 +288,30 @@ class Sequence(wiring.Component):
             out.in_error.eq(cfg.state == QpState.ERR),
             out.order_ok.eq(Mux(flags.starts, hot.message == Message.NONE, inside)),
             out.access_ok.eq((wants & ~cfg.access) == 0),
-            out.unsupported.eq(~is_send & ~is_write),
+            out.open_requests.eq(hot.requests - self.finished),
             out.no_rwqe.eq(flags.takes_rwqe & (producer.value[:16] == hot.rq_index)),
-            out.length_ok.eq(length_ok & pad_ok & ~long_write & ~long_send),
+            out.length_ok.eq(length_ok & pad_ok & aligned & ~long_write & ~long_send),
             out.is_send.eq(is_send),
             out.is_write.eq(is_write),
+            out.is_read.eq(is_read),
+            out.is_atomic.eq(is_atomic),
+            out.op.eq(Mux(is_read, AtomicOp.READ, Mux(flags.kind == Kind.CMP_SWAP, AtomicOp.CMP_SWAP, AtomicOp.FETCH_ADD))),
             out.rkey.eq(Mux(flags.starts, desc.rkey, hot.rkey)),
             out.total.eq(Mux(flags.starts, desc.dma_length, hot.total)),
-            # SEND: bytes before this packet. WRITE: bytes from this packet on.
-            out.resid.eq(Mux(flags.starts, desc.dma_length & is_write.replicate(32), hot.resid)),
+            # SEND: bytes before this packet. Others: bytes from this packet on.
+            out.resid.eq(Mux(is_atomic, 8, Mux(flags.starts, desc.dma_length & (is_write | is_read).replicate(32), hot.resid))),
         ]
         self._va3 = Signal(64)
         self._delta3 = Signal(24)
         self._pmtu3 = Signal(13)
+        self._mtu3 = Signal(3)
+        self._before_last3 = Signal(32)  # READ: offset of the last byte
         m.d.sync += [
             self._va3.eq(Mux(flags.starts, desc.va, hot.va)),
             self._delta3.eq(desc.psn - hot.epsn),
             self._pmtu3.eq(pmtu),
+            self._mtu3.eq(cfg.path_mtu),
+            self._before_last3.eq((desc.dma_length - 1) & (is_read & (desc.dma_length != 0)).replicate(32)),
         ]
 
     def _arithmetic(self, m):
@@ -295,24 +319,28 @@ class Sequence(wiring.Component):
         stage, out = self._stage3, self._stage4
         desc, hot, flags = stage.item.desc, stage.hot, stage.flags
         fits = Signal()
-        m.d.comb += fits.eq(stage.resid <= self._pmtu3)
+        more_psns = Signal(24)  # R-PSN-3
+        m.d.comb += [fits.eq(stage.resid <= self._pmtu3), more_psns.eq(self._before_last3[7:] >> self._mtu3)]
         m.d.sync += out.eq(stage)
         self._here, self._behind = Signal(), Signal()
         self._early, self._length_bad, self._resid_bad = Signal(), Signal(), Signal()
         resid_bad = Signal()
         # R-LEN-3: the last packet carries exactly the rest, and no packet before it may.
         m.d.comb += resid_bad.eq(stage.is_write & Mux(flags.ends, stage.resid != desc.length, fits))
-        self._next_psn, self._last_psn, self._next_msn = Signal(24), Signal(24), Signal(24)
+        self._next_psn, self._next_msn = Signal(24), Signal(24)
+        self._resource = Signal()  # READ or ATOMIC
         self._next_resid, self._va4 = Signal(32), Signal(64)
         self._next_rq = Signal(16)
         self._next_va_low, self._reack_psn = Signal(33), Signal(24)
         m.d.sync += [
             self._here.eq(self._delta3 == 0),
             self._behind.eq(self._delta3[23]),  # R-PSN-1: a distance of 2^23 is behind
-            self._early.eq(~stage.order_ok | ~stage.access_ok | stage.unsupported),
+            self._early.eq(~stage.order_ok | ~stage.access_ok | (
+                (stage.is_read | stage.is_atomic) & (stage.open_requests >= stage.cfg.max_dest_rd_atomic))),
             self._resid_bad.eq(resid_bad),
             self._length_bad.eq(~stage.length_ok | (resid_bad & (stage.resid == 0))),
-            self._next_psn.eq(hot.epsn + 1),
+            self._next_psn.eq((Cat(Const(1, 1), hot.epsn) + Cat(Const(1, 1), more_psns))[1:]),  # one adder with carry in
+            self._resource.eq(stage.is_read | stage.is_atomic),
             self._next_msn.eq(hot.msn + 1),
             self._next_rq.eq(hot.rq_index + 1),
             self._reack_psn.eq(Mux(hot.accepted, hot.ack_psn, hot.epsn - 1)),
@@ -331,6 +359,7 @@ class Sequence(wiring.Component):
         note = Signal()  # only nak_state changes
         fatal = Signal()
         takes = Signal()
+        replay = Signal()
         packet = Signal()
         invalid = nak_syndrome(NakCode.INVALID_REQUEST)
 
@@ -348,12 +377,13 @@ class Sequence(wiring.Component):
             job.pd.eq(stage.cfg.pd),
             job.log_rq.eq(stage.cfg.log_rq),
             job.write_imm.eq(stage.is_write),
-            job.flags.eq(
+            job.flags.eq(Mux(
+                self._resource, stage.op,
                 Mux(flags.has_imm, CqeFlags.WITH_IMM, 0) | Mux(flags.has_ieth, CqeFlags.WITH_INV, 0)
                 | Mux(desc.solicited, CqeFlags.SOLICITED, 0)
-            ),
-            job.imm.eq(desc.imm),
-            job.byte_len.eq(Mux(stage.is_write, stage.total, self._next_resid)),  # R-CQ-3
+            )),
+            job.imm.eq(Mux(self._resource, stage.rkey, desc.imm)),
+            job.byte_len.eq(Mux(stage.is_write | stage.is_read, stage.total, self._next_resid)),  # R-CQ-3
             job.va.eq(self._va4),
             job.rkey.eq(stage.rkey),
             job.resid.eq(stage.resid),
@@ -373,12 +403,14 @@ class Sequence(wiring.Component):
         with m.Elif(stage.drop):
             m.d.comb += job.dropped.eq(1)
         with m.Elif(self._behind):
-            # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, no change of state.
+            # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, or the answer once more; no change of state.
             m.d.comb += [
                 self.duplicate.eq(packet),
-                job.respond.eq(stage.is_send | stage.is_write),
+                replay.eq(self._resource & stage.length_ok & ~stage.has_data),
+                job.kind.eq(Mux(replay, JobKind.REPLAY, JobKind.NONE)),
+                job.respond.eq(stage.is_send | stage.is_write | replay),
                 job.syndrome.eq(ack_syndrome()),
-                job.response_psn.eq(self._reack_psn),
+                job.response_psn.eq(Mux(replay, desc.psn, self._reack_psn)),
             ]
         with m.Elif(~self._here):
             # R-SEQ-1, R-SEQ-2, R-SEQ-4: one NAK a gap, none after an RNR NAK.
@@ -390,7 +422,7 @@ class Sequence(wiring.Component):
                 note.eq(job.respond),
                 nak_state.eq(NakState.SEQUENCE),
             ]
-        with m.Elif(self._early):  # checks 2, 3, 4
+        with m.Elif(self._early):  # checks 2, 3, 4 (R-DUP-6)
             # 8.2: the receive WQE of a SEND under way completes in error.
             m.d.comb += [
                 fatal.eq(1),
@@ -403,7 +435,7 @@ class Sequence(wiring.Component):
                 note.eq(1),
                 nak_state.eq(NakState.RNR),
             ]
-        with m.Elif(self._length_bad):  # check 6; 8 where R-RES-2 skips 7
+        with m.Elif(self._length_bad):  # check 6; 8 where R-RES-2 skips 7; 9
             # R-RES-5: a WRITE with immediate data gives its receive WQE back.
             m.d.comb += [
                 fatal.eq(1),
@@ -416,6 +448,17 @@ class Sequence(wiring.Component):
                 job.nak_after_key.eq(1),
                 note.eq(1),
                 nak_state.eq(NakState.FATAL),
+            ]
+        with m.Elif(self._resource):
+            m.d.comb += [
+                accept.eq(1),
+                job.kind.eq(Mux(stage.is_read, JobKind.READ, JobKind.ATOMIC)),
+                job.respond.eq(1),
+                job.msn.eq(self._next_msn),  # R-MSN-1
+                job.length.eq(Mux(stage.is_atomic, 8, 0)),
+                job.starts.eq(stage.is_atomic | (stage.resid != 0)),  # R-RES-2
+                job.index.eq(hot.requests),
+                self.operands_en.eq(packet & stage.is_atomic),
             ]
         with m.Else():
             m.d.comb += [
@@ -441,11 +484,16 @@ class Sequence(wiring.Component):
             write.msn.eq(job.msn),
             write.message.eq(Mux(flags.ends, Message.NONE, Mux(stage.is_send, Message.SEND, Message.WRITE))),
             write.rq_index.eq(Mux(takes, self._next_rq, hot.rq_index)),
-            write.cqe_index.eq(job.index),
+            write.cqe_index.eq(Mux(takes, hot.rq_index, hot.cqe_index)),
             write.resid.eq(self._next_resid),
             write.va.eq(Cat(self._next_va_low[:32], self._va4[32:] + self._next_va_low[32])),
             write.rkey.eq(stage.rkey),
-            write.ack_psn.eq(desc.psn),
+            write.ack_psn.eq(Mux(self._resource, self._reack_psn, desc.psn)),  # never inside a READ (R-DUP-2)
+            write.requests.eq(hot.requests + self._resource),
+            self.operands_qpn.eq(desc.qpn),
+            self.operands_index.eq(hot.requests),
+            self.operands_data.swap.eq(desc.swap),
+            self.operands_data.compare.eq(desc.compare),
             write.accepted.eq(1),
             write.total.eq(stage.total),
             self.probe_checked.valid.eq(packet),

@@ -16,7 +16,8 @@ class Walk(wiring.Component):
     """Asks for the translation of every region a packet's payload goes to.
 
     WRITE: one region; the whole rest of the message is checked with it (R-RES-1), nothing when it has no bytes (R-RES-2); a
-    job with ``nak_after_key`` is only checked. SEND: the SGEs of the receive WQE from byte ``resid`` of the message on;
+    job with ``nak_after_key`` is only checked. READ: the whole range, checked only. ATOMIC: its 8 bytes. SEND: the SGEs of the
+    receive WQE from byte ``resid`` of the message on;
     SGEs of length 0 are passed over (R-WQ-4); a message that goes on behind the last SGE is ``too_long`` (check 10). A landing
     is a SEND to the SGEs of a send WQE.
 
@@ -41,8 +42,11 @@ class Walk(wiring.Component):
 
         needs_key = Signal()
         walks = Signal()
+        reads, atomic = Signal(), Signal()
         m.d.comb += [
-            needs_key.eq((job.kind == JobKind.WRITE) & (job.has_data | job.nak_after_key)),
+            reads.eq(job.kind == JobKind.READ),
+            atomic.eq(job.kind == JobKind.ATOMIC),
+            needs_key.eq(Mux(reads | atomic, job.starts, (job.kind == JobKind.WRITE) & (job.has_data | job.nak_after_key))),
             walks.eq((job.kind == JobKind.SEND) & job.has_data & (self.i.p.wqe_error == VendorError.NONE)),
             self.o.p.qpn.eq(job.qpn),
             self.o.p.job.eq(job),
@@ -77,15 +81,15 @@ class Walk(wiring.Component):
 
         with m.FSM(name="walk"):
             with m.State("Start"):
-                # A WRITE, or a job without payload, goes through in this state.
+                # A WRITE, READ or ATOMIC, or a job without payload, goes through in this state.
                 m.d.comb += [
                     request.p.key.eq(job.rkey),
-                    request.p.rights.eq(Access.REMOTE_WRITE),
+                    request.p.rights.eq(Mux(reads, Access.REMOTE_READ, Mux(atomic, Access.REMOTE_ATOMIC, Access.REMOTE_WRITE))),
                     request.p.va.eq(job.va),
                     request.p.length.eq(job.resid),
                     request.p.meta.va.eq(job.va),
                     request.p.meta.key.eq(job.rkey),
-                    request.p.meta.length.eq(Mux(job.nak_after_key, 0, job.length)),
+                    request.p.meta.length.eq(Mux(job.nak_after_key | reads, 0, job.length)),
                     self.o.p.pieces.eq(needs_key),
                     request.valid.eq(self.i.valid & needs_key & self.o.ready),
                     self.o.valid.eq(self.i.valid & ~walks & (request.ready | ~needs_key)),

@@ -13,7 +13,7 @@ __all__ = ["AckSender"]
 
 
 class AckSender(wiring.Component):
-    """Makes the packet header of an ACK or NAK: RC_ACK with the job's PSN, syndrome and MSN; no payload.
+    """Makes the packet header of an ACK or NAK: RC_ACK with the job's PSN, syndrome and MSN; or of an ATOMIC ACK; no payload.
 
     Timing: latency 1 cycle, one job per cycle; order is kept; all outputs come from registers.
 
@@ -37,7 +37,8 @@ class AckSender(wiring.Component):
             self.header.valid.eq(jobs.o.valid),
             jobs.o.ready.eq(self.header.ready),
             header.qpn.eq(job.qpn),
-            header.opcode.eq(Opcode.RC_ACK),
+            header.opcode.eq(Mux(job.atomic, Opcode.RC_ATOMIC_ACK, Opcode.RC_ACK)),
+            header.swap.eq(job.original),
             header.psn.eq(job.psn),
             header.syndrome.eq(job.syndrome),
             header.msn.eq(job.msn),

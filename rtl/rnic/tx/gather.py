@@ -46,14 +46,17 @@ class Gather(wiring.Component):
     Timing: job to read command 11 cycles plus the translation; first word to first payload beat 1 more than `Packer`
     (3 or 4 cycles), header one cycle later; one beat per cycle, one idle cycle between packets; one packet every 3 cycles.
 
+    ``gone`` pulses when a packet has left, failed or been dropped; ``at_hand`` is its header, and that of the packet a
+    ``failure`` is about. ``rights``: abi.Access bits the memory must allow (0: a local read).
+
     Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
     LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
     """
 
-    def __init__(self, p: Params):
+    def __init__(self, p: Params, rights: int = 0):
         self.p = p
         self.packets = 2 * p.desc_depth
-        self.window = TranslateWindow(p)
+        self.window = TranslateWindow(p, rights)
         self.tag_bits = self.window.tag_bits
         beats = stream.Signature(Beat(p.data_width))
         super().__init__({
@@ -64,6 +67,8 @@ class Gather(wiring.Component):
             "header": Out(stream.Signature(TxHeader(p))),
             "payload": Out(beats),
             "failure": Out(stream.Signature(SendFailure(p))),
+            "gone": Out(1),
+            "at_hand": Out(TxHeader(p)),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
             "probe_translated": Out(Probe()),
@@ -171,6 +176,8 @@ class Gather(wiring.Component):
             self.payload.payload.eq(source.payload),
             finished.eq(here & ~header_left & ~payload_left & ~failure_left),
             self.failure.valid.eq(failure_left & ~header_left & ~payload_left),
+            self.gone.eq(finished),
+            self.at_hand.eq(job.header),
             self.failure.payload.qpn.eq(job.header.qpn),
             self.failure.payload.wqe_index.eq(job.wqe_index),
             self.failure.payload.status.eq(Mux(host_error, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),

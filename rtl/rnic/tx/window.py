@@ -42,7 +42,7 @@ class TranslateWindow(wiring.Component):
 
     A packet leaves when all its segments are answered and no older packet of its QP is left; packets of different QPs
     overtake each other, packets with inline payload keep their order among all QPs. A segment is asked for as a whole
-    (rights 0, PD of the job) and, when the answer covers less, once more for the rest: a span ends at a 4 KiB page or with
+    (PD of the job, ``rights``: abi.Access bits, 0 for a local read) and, when the answer covers less, once more for the rest: a span ends at a 4 KiB page or with
     the segment, which has at most 4096 bytes, so there are no third pieces (Assert). Segments of length 0 are skipped
     (R-WQ-4). The first error of a packet is its status.
 
@@ -54,8 +54,9 @@ class TranslateWindow(wiring.Component):
     Probe: LOCAL_TRANSLATED (psn, length) when a segment is translated.
     """
 
-    def __init__(self, p: Params):
+    def __init__(self, p: Params, rights: int = 0):
         self.p = p
+        self.rights = rights
         self.slots, self.segment_bits = window_shape(p)
         self.slot_bits = (self.slots - 1).bit_length()
         # Tag: piece (0 first, 1 rest), segment, slot.
@@ -182,6 +183,7 @@ class TranslateWindow(wiring.Component):
             request.payload.tag.eq(Cat(Const(0, 1), index)),
             request.payload.key.eq(segment.lkey),
             request.payload.pd.eq(job.pd),
+            request.payload.rights.eq(self.rights),
             request.payload.va.eq(segment.va),
             request.payload.length.eq(segment.length),
             write.addr.eq(index),
@@ -305,6 +307,7 @@ class TranslateWindow(wiring.Component):
             rests.o.ready.eq(lookup),
             request.valid.eq(ready),
             request.payload.tag.eq(Cat(Const(1, 1), rest.index)),
+            request.payload.rights.eq(self.rights),
         ]
         m.d.sync += step.eq(Cat(lookup, step))
         with m.If(lookup):
