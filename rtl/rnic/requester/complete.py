@@ -148,10 +148,12 @@ class Completer(wiring.Component):
                                                                init=[])  # fmt: skip
         m.submodules.reads = reads = memory.Memory(shape=ReadEntry(p), depth=p.num_qps * p.max_rd_atomic, init=[])
         m.submodules.errors = self._errors = StreamFifo(QpError(p), p.num_qps)
-        m.submodules.results = self._results = StreamFifo(LandResult(p), self.results_depth)
+        result_shape = data.StructLayout({
+            "kind": JobKind, "news": 1, "qpn": p.qpn_bits, "index": 16, "status": WcStatus, "vendor_err": VendorError,
+        })  # fmt: skip
+        m.submodules.results = self._results = StreamFifo(result_shape, self.results_depth)
         m.submodules.check = self._check = ResponseCheck(p)
         wiring.connect(m, self._errors.o, wiring.flipped(self.qp_error))
-        wiring.connect(m, wiring.flipped(self.landed), self._results.i)
         self._failed_read, self._failed_write = failed.read_port(), failed.write_port()
         self._entry_read, self._reads_read = outstanding.read_port(), reads.read_port()
         remember, remember_read = outstanding.write_port(), reads.write_port()
@@ -180,6 +182,7 @@ class Completer(wiring.Component):
         self._credit = Signal(name="credit")  # the job may yet start a landing
         self._owes_free = Signal(name="owes_free")  # the job's packet-store cells have no new owner
         self._elaborate_ctx(m)
+        self._elaborate_results(m)
         self._elaborate_choice(m)
         self._elaborate_work(m)
         return m
@@ -201,16 +204,35 @@ class Completer(wiring.Component):
             self._table.ctx.payload.eq(bus),
             self._table.ctx.valid.eq(self.ctx.valid & ~hold),
             self.ctx.ready.eq(self._cfg.ctx.ready & self._table.ctx.ready & ~hold),
-            clear.eq(self.ctx.valid & self.ctx.ready & is_hot & (bus.word == 0)),
+            # Before the table takes the write is soon enough: the QP does not run while a command writes here.
+            clear.eq(self.ctx.valid & ~hold & is_hot & (bus.word == 0)),
         ]
         with m.If(clear):
             m.d.comb += [self._failed_write.en.eq(1), self._failed_write.addr.eq(bus.index)]
+
+    def _elaborate_results(self, m):
+        """What a landing's end means, decided in front of the queue."""
+        landed, i = self.landed.payload, self._results.i
+        failed, kind = Signal(), i.payload.kind
+        m.d.comb += [
+            i.valid.eq(self.landed.valid),
+            self.landed.ready.eq(i.ready),
+            *(i.payload[name].eq(landed[name]) for name in ("qpn", "index", "status", "vendor_err")),
+            failed.eq(landed.status != WcStatus.SUCCESS),
+            # Of a READ that goes on there is nothing to say but an error.
+            i.payload.news.eq((landed.tag != LandTag.PART) | failed),
+            kind.eq(Mux(failed, JobKind.LAND_FAILED, JobKind.LANDED)),
+        ]
+        with m.If(landed.tag == LandTag.SWEEP):
+            m.d.comb += kind.eq(JobKind.SWEEP)
+        with m.If(landed.tag == LandTag.FLUSH):
+            m.d.comb += kind.eq(JobKind.FLUSH_NOW)
 
     def _elaborate_choice(self, m):
         """Whose job is next: round robin over the inputs and the sweep that gave way."""
         m.submodules.turn = turn = RoundRobin(5)
         r, f, s, result = self.response, self.failure, self.flush, self._results.o
-        take, room, news, dropped, returned = Signal(), Signal(), Signal(), Signal(), Signal()
+        take, room, dropped, returned = Signal(), Signal(), Signal(), Signal()
         under_way = Signal(range(self.results_depth + 1))  # landings, and jobs that may start one
         chosen = Signal(self._job_shape)
 
@@ -220,12 +242,10 @@ class Completer(wiring.Component):
 
         m.d.comb += [
             room.eq(under_way != self.results_depth),
-            # Of a READ that goes on there is nothing to say but an error.
-            news.eq((result.payload.tag != LandTag.PART) | (result.payload.status != WcStatus.SUCCESS)),
-            dropped.eq(result.valid & ~news),
+            dropped.eq(result.valid & ~result.payload.news),
             turn.requests.eq(Cat(
                 r.valid & room & ~overtakes(r.payload.qpn), f.valid, s.valid & room,
-                result.valid & news & ~overtakes(result.payload.qpn), self._again_valid,
+                result.valid & result.payload.news & ~overtakes(result.payload.qpn), self._again_valid,
             )),
             # An ended job that still owns something gives it back in the idle cycle.
             self._start.eq(self._idle & self._next_valid & ~self._owes_free & ~self.free.valid),
@@ -267,14 +287,8 @@ class Completer(wiring.Component):
                 m.d.comb += [
                     chosen.qpn.eq(result.payload.qpn), chosen.index.eq(result.payload.index),
                     chosen.status.eq(result.payload.status), chosen.vendor_err.eq(result.payload.vendor_err),
-                    chosen.credit.eq(1), chosen.kind.eq(JobKind.LANDED),
+                    chosen.credit.eq(1), chosen.kind.eq(result.payload.kind),
                 ]  # fmt: skip
-                with m.If(result.payload.tag == LandTag.SWEEP):
-                    m.d.comb += chosen.kind.eq(JobKind.SWEEP)
-                with m.Elif(result.payload.tag == LandTag.FLUSH):
-                    m.d.comb += chosen.kind.eq(JobKind.FLUSH_NOW)
-                with m.Elif(result.payload.status != WcStatus.SUCCESS):
-                    m.d.comb += chosen.kind.eq(JobKind.LAND_FAILED)
             with m.Case(4):
                 m.d.comb += [chosen.kind.eq(JobKind.SWEEP), chosen.qpn.eq(self._again_qpn)]
         with m.If(take & (turn.grant == 4)):
@@ -308,6 +322,8 @@ class Completer(wiring.Component):
         reads_open = Signal()  # a READ or ATOMIC is not fully answered
         unlanded = Signal()  # data of a READ or ATOMIC may be on its way to memory
         flush_left, age, failed_age = Signal(16), Signal(16), Signal(16)
+        is_ack, is_nak, is_data, is_atomic, known = (
+            Signal(name=n) for n in ("is_ack", "is_nak", "is_data", "is_atomic", "known"))  # fmt: skip
         retired = Signal(range(self.TURN + 1))
         progress = Signal()
         give_way = Signal()  # the turn is over, there is a place to wait in, and no job of this QP would overtake
@@ -360,7 +376,7 @@ class Completer(wiring.Component):
                 self.land.valid.eq(1), self._credit.eq(0),
                 land.qpn.eq(job.qpn), land.tag.eq(tag), land.psn.eq(job.psn), land.pd.eq(cfg.pd), land.index.eq(of),
                 land.head.eq(job.head), land.length.eq(length), land.offset.eq(hot.received), land.value.eq(job.original),
-                land.immediate.eq(job.opcode == Opcode.RC_ATOMIC_ACK.value), land.sges.eq(read.sges),
+                land.immediate.eq(is_atomic), land.sges.eq(read.sges),
             ]  # fmt: skip
 
         wc_opcode = Signal(WcOpcode)
@@ -390,25 +406,25 @@ class Completer(wiring.Component):
             ]
 
         # ---- what the answer says
-        is_ack, is_nak, is_data, known = (Signal(name=n) for n in ("is_ack", "is_nak", "is_data", "known"))
         error_status, error_vendor = Signal(WcStatus), Signal(VendorError)  # why a WQE fails
         nak_status, nak_vendor = Signal(WcStatus), Signal(VendorError)
         syndrome = job.syndrome
-        with m.Switch(job.opcode):
+        m.d.sync += [is_ack.eq(0), is_nak.eq(0), is_data.eq(0), is_atomic.eq(job.opcode == Opcode.RC_ATOMIC_ACK.value)]
+        with m.Switch(job.opcode):  # registered from state CONTEXT on
             with m.Case(*DATA_OPCODES):
-                m.d.comb += is_data.eq(1)
+                m.d.sync += is_data.eq(1)
             with m.Case(Opcode.RC_ACK.value):
                 with m.If(syndrome.type == AethType.ACK):
-                    m.d.comb += is_ack.eq(1)
+                    m.d.sync += is_ack.eq(1)
                 with m.If(syndrome.type == AethType.RNR_NAK):
-                    m.d.comb += [
+                    m.d.sync += [
                         is_nak.eq(1), nak_status.eq(WcStatus.RNR_RETRY_EXC_ERR), nak_vendor.eq(VendorError.RNR),
                     ]  # fmt: skip
                 with m.If(syndrome.type == AethType.NAK):
                     with m.Switch(syndrome.value):
                         for code, (status, vendor) in _NAK_STATUS.items():
                             with m.Case(code):
-                                m.d.comb += [is_nak.eq(1), nak_status.eq(status), nak_vendor.eq(vendor)]
+                                m.d.sync += [is_nak.eq(1), nak_status.eq(status), nak_vendor.eq(vendor)]
         running, in_window, ghost, alive, listens, from_response = (
             Signal(name=n) for n in ("running", "in_window", "ghost", "alive", "listens", "from_response"))  # fmt: skip
         m.d.comb += [
@@ -530,7 +546,7 @@ class Completer(wiring.Component):
                 with m.Elif(land_free):
                     answered = hot.answered + check.final
                     start_landing(Mux(check.final, LandTag.LAST, LandTag.PART), read.wqe_index,
-                                  Mux(job.opcode == Opcode.RC_ATOMIC_ACK.value, 8, job.length))
+                                  Mux(is_atomic, 8, job.length))
                     m.d.sync += [
                         self._owes_free.eq(0), limit.eq(job.psn), hot.received.eq(check.next_received),
                         hot.answered.eq(answered), hot.more.eq(hot.more | (check.passes & (hot.answered != hot.landed))),
@@ -559,7 +575,7 @@ class Completer(wiring.Component):
                     finish(index)
             with m.State("LOOK"):
                 m.d.sync += [
-                    exact.eq(distance == 0),
+                    exact.eq(limit == entry.last_psn),
                     covered.eq(~distance[-1]),
                     is_read.eq(Cat(entry.opcode == code for code in _READS).any()),
                     exists.eq(index != send_index),

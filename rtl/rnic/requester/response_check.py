@@ -63,51 +63,50 @@ class ResponseCheck(wiring.Component):
                         ends.eq(code in (_LAST, _ONLY, Opcode.RC_ATOMIC_ACK.value)),
                         with_aeth.eq(code != _MIDDLE),
                     ]
-        # ---- stage 1: distances
-        gap, remaining, begun, kind_ok, aeth_ok, more = (
-            Signal(24, name="gap"), Signal(32, name="remaining"), Signal(name="begun"), Signal(name="kind_ok"),
-            Signal(name="aeth_ok"), Signal(name="more"))  # fmt: skip
         pmtu = Signal(13)
-        m.d.comb += pmtu.eq((1 << 7) << self.path_mtu)
+        is_ack_aeth = Signal()
+        m.d.comb += [pmtu.eq((1 << 7) << self.path_mtu), is_ack_aeth.eq(self.syndrome.type == AethType.ACK)]
+        # ---- stage 1: distances, and the checks without any
+        gap, remaining = Signal(24, name="gap"), Signal(32, name="remaining")
+        begun, plain, data_1, ends_1, atomic_1, fits_1, empty, full = (
+            Signal(name=n)
+            for n in ("begun", "plain_ack", "data_1", "ends_1", "atomic_1", "fits_1", "empty", "full"))  # fmt: skip
+        started = Signal()
+        m.d.comb += started.eq(self.received != 0)
         m.d.sync += [
             gap.eq(entry.first_psn - self.una),
             remaining.eq(entry.length - self.received),
-            begun.eq(self.received != 0),
-            kind_ok.eq((entry.opcode == WqeOpcode.READ) ^ atomic),
-            aeth_ok.eq(~with_aeth | (self.syndrome.type == AethType.ACK)),
+            begun.eq(started),
+            plain.eq(~data & is_ack_aeth),
+            data_1.eq(data),
+            ends_1.eq(ends),
+            atomic_1.eq(atomic),
+            fits_1.eq(((entry.opcode == WqeOpcode.READ) ^ atomic) & (~with_aeth | is_ack_aeth) & (started | ~follows)),
+            empty.eq(self.length == 0),
+            full.eq(self.length == pmtu),
         ]
         # ---- stage 2: compares
-        at, past, order_ok, length_ok = (
-            Signal(name=n) for n in ("at", "past", "order_ok", "length_ok"))  # fmt: skip
+        at, past, more, rest = (Signal(name=n) for n in ("at", "past", "more", "rest_is_length"))
         expected_now = Signal(24)
-        rest_is_length = Signal()
-        m.d.comb += [
-            expected_now.eq(Mux(begun, 0, gap)),
-            more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # more than one packet's worth
-            rest_is_length.eq(remaining == self.length),
-        ]
+        m.d.comb += expected_now.eq(Mux(begun, 0, gap))
         m.d.sync += [
             self.expected.eq(expected_now),
             at.eq(self.open & (self.ahead == expected_now)),
             past.eq(self.open & (self.ahead > expected_now)),
-            order_ok.eq(begun | ~follows),
+            more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # than one packet holds
+            rest.eq(remaining == self.length),
             self.passes.eq(~begun & (gap != 0)),
-            self.next_received.eq(Mux(ends, 0, self.received + pmtu)),
+            self.next_received.eq(Mux(ends_1, 0, self.received + pmtu)),
         ]
-        with m.If(atomic):
-            m.d.sync += length_ok.eq(self.length == 0)
-        with m.Elif(ends):
-            m.d.sync += length_ok.eq(~more & rest_is_length)
-        with m.Else():
-            m.d.sync += length_ok.eq(more & (self.length == pmtu))
         # ---- verdict
-        fits = Signal()
+        length_ok, fits = Signal(), Signal()
         m.d.comb += [
-            fits.eq(at & kind_ok & aeth_ok & order_ok),
-            self.implied.eq(past | (at & ~data & (self.syndrome.type == AethType.ACK))),
-            self.accept.eq(data & fits & length_ok),
-            self.final.eq(ends),
-            self.wrong.eq(data & ~past & ~(fits & length_ok)),
+            length_ok.eq(Mux(atomic_1, empty, Mux(ends_1, rest & ~more, full & more))),
+            fits.eq(at & fits_1),
+            self.implied.eq(past | (at & plain)),
+            self.accept.eq(data_1 & fits & length_ok),
+            self.final.eq(ends_1),
+            self.wrong.eq(data_1 & ~past & ~(fits & length_ok)),
             self.status.eq(Mux(fits, WcStatus.LOC_LEN_ERR, WcStatus.BAD_RESP_ERR)),
             self.vendor_err.eq(VendorError.BAD_RESPONSE),
         ]
