@@ -18,7 +18,7 @@ from .files import Files, write_text
 from .journal import Journal
 from .lab import Lab
 from .qp import QP
-from .steps import SEND_STEPS, WRITE_STEPS, StepDef, find_steps, print_steps
+from .steps import ATOMIC_STEPS, READ_STEPS, SEND_STEPS, WRITE_STEPS, StepDef, find_steps, print_steps
 from .verbs import MR, SGE, RecvWR, SendWR
 from .waves import recording
 
@@ -26,6 +26,7 @@ __all__ = ["DemoError", "DemoResult", "GUARD", "run_demo"]
 
 GUARD = 64  # bytes before and after a buffer that nobody may touch
 _GUARD_BYTE = 0xA5
+_WRITE_READ = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 _INVITATION = struct.Struct("<QII")  # address, rkey, length: what B tells A
 
 
@@ -133,7 +134,7 @@ def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult,
     source = _Buffer(a.pd, result.bytes, AccessFlags.LOCAL_WRITE, offset=5)
     source.fill(data)
     inbox = _Buffer(a.pd, 64, AccessFlags.LOCAL_WRITE, offset=123)
-    target = _Buffer(b.pd, result.bytes, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE, offset=4000)
+    target = _Buffer(b.pd, result.bytes, _WRITE_READ, offset=4000)
     letter = _Buffer(b.pd, _INVITATION.size, AccessFlags.LOCAL_WRITE, offset=33)
 
     def show(op: str, title: str, definitions: list[StepDef], begin: int, length: int, poster: int, outcome: str) -> None:
@@ -170,6 +171,37 @@ def _script(lab: Lab, journal: Journal, pair: tuple[QP, QP], result: DemoResult,
     lab.relax(64)
     if b.scq.poll()[0]:
         raise DemoError("WRITE made a completion at the responder, whose CPU must not know")
+
+    # A reads the same buffer of B
+    back = _Buffer(a.pd, result.bytes, AccessFlags.LOCAL_WRITE, offset=77)
+    fresh = bytes(b ^ 0x5A for b in data)
+    target.fill(fresh)
+    begin = lab.world.cycle
+    wr = SendWR(102, WROpcode.RDMA_READ, [back.sge(length)], SendFlags.SIGNALED)
+    wr.set_wr_rdma(rkey, address)
+    a.post_send(wr)
+    _expect(lab, a, WCOpcode.RDMA_READ, 102, result)
+    back.check(fresh, "READ, local buffer")
+    target.check(fresh, "READ, remote buffer")
+    show("read", f"RDMA READ: A reads {length} bytes from {address:#x} of B, rkey {rkey:#x}", READ_STEPS, begin, length, 0,
+         f"A holds {length} bytes of B's memory. B's software did nothing.")  # fmt: skip
+
+    # A adds to a counter of B
+    word, old = _Buffer(b.pd, 8, AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_ATOMIC, offset=128), 0x0123_4567_89AB_CDEF
+    was = _Buffer(a.pd, 8, AccessFlags.LOCAL_WRITE, offset=40)
+    word.fill(old.to_bytes(8, "little"))
+    begin = lab.world.cycle
+    wr = SendWR(103, WROpcode.ATOMIC_FETCH_AND_ADD, [was.sge()], SendFlags.SIGNALED)
+    wr.set_wr_atomic(word.mr.rkey, word.addr, 1000, 0)
+    a.post_send(wr)
+    _expect(lab, a, WCOpcode.FETCH_ADD, 103, result)
+    word.check((old + 1000).to_bytes(8, "little"), "ATOMIC, remote word")
+    was.check(old.to_bytes(8, "little"), "ATOMIC, local buffer")
+    show("atomic", f"ATOMIC: A adds 1000 to the word at {word.addr:#x} of B, rkey {word.mr.rkey:#x}", ATOMIC_STEPS, begin, 8, 0,
+         "B's word is 1000 larger, A holds its old value; no other access came between.")  # fmt: skip
+    lab.relax(64)
+    if b.scq.poll()[0]:
+        raise DemoError("READ or ATOMIC made a completion at the responder, whose CPU must not know")
 
 
 def _record(op: str, length: int, steps) -> dict:
