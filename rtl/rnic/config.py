@@ -115,6 +115,7 @@ class Params:
         self.num_pkeys = config.num_pkeys
         self.qpn_bits = (config.num_qps - 1).bit_length()
         self.cqn_bits = (config.num_cqs - 1).bit_length()
+        self.eqn_bits = max(1, (config.num_eqs - 1).bit_length())
         self.gid_bits = max(1, (config.num_gids - 1).bit_length())
         self.pkey_bits = max(1, (config.num_pkeys - 1).bit_length())
         self.desc_depth = config.desc_depth

@@ -6,17 +6,20 @@ from amaranth.lib.wiring import In, Out
 
 from .abi import ADDRESS_CTX, COUNTERS, CSR_ADDR_BITS, CtxTable
 from .completion.cqe import CqeWriter
+from .completion.eq import EqWriter
 from .config import Params
 from .debug.counters import Counters
 from .host.csr import Csr
+from .host.reset import DeviceReset, FrameDrop, FrameGate, HostGate
 from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
 from .memory.dma_read import DmaRead, ReadClient
 from .memory.dma_write import DmaWrite
 from .memory.translate import Translate
 from .qp.command import CommandEngine
+from .qp.fence import Access, Fence, Watch
 from .qp.port import PortTable
 from .qp.table import ContextTable
-from .records import CqeRequest, Probe, QpError, RxDrop, SendFailure
+from .records import CqeRequest, EventRequest, Probe, QpError, RxDrop, SendFailure
 from .requester.complete import Completer
 from .requester.schedule import Scheduler
 from .requester.segment import Segmenter
@@ -65,7 +68,7 @@ class Nic(wiring.Component):
             ReadClient(name="atomic", buffer_beats=2),
             ReadClient(name="walk", buffer_beats=max(2, p.walks)),
         ]
-        self._write_clients = ["place", "atomic", "cqe"]
+        self._write_clients = ["place", "atomic", "cqe", "eqe"]
         self.id_width = max(1, (max(len(self._read_clients), len(self._write_clients)) - 1).bit_length())
         self._blocks = self._make_blocks()
         self.probe_names = sorted(
@@ -113,29 +116,73 @@ class Nic(wiring.Component):
             "completer": Completer(p),
             # memory and completion
             "cqe_writer": CqeWriter(p),
+            "eq_writer": EqWriter(p),
             "translate": Translate(p, [
                 ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("gather", gather.tag_bits),
                 ("place", Responder.place_tag_bits), ("response", responder.response_tag_bits), ("cqe", CqeWriter.tag_bits),
+                ("eqe", EqWriter.tag_bits),
             ]),
             "dma_read": DmaRead(p.data_width, self._read_clients),
             "dma_write": DmaWrite(p.data_width, self._write_clients),
         }
 
     def elaborate(self, platform):
-        m = Module()
+        m = Module()  # the core: all that a device reset resets
         for name, block in self._blocks.items():
-            m.submodules[name] = block
+            if name != "csr":
+                m.submodules[name] = block
+        self._core = {name: AxiStreamSignature(self.p.data_width).create(path=("core", name))
+                      for name in ("net_tx", "net_rx", "eth_tx", "eth_rx")}  # fmt: skip
+        self._core_host = AxiSignature(self.p.data_width, self.id_width).create(path=("core", "host"))
         self._software_side(m)
         self._transmit(m)
         self._receive(m)
         self._memory(m)
         self._count(m)
+        self._fence(m)
         if self.probe_names:
             probes = {
                 f"{name}_{member}".removesuffix("_probe").replace("_probe_", "_"): getattr(block, member)
                 for name, block in self._blocks.items() for member in block.signature.members if member.startswith("probe")
             }  # fmt: skip
             m.d.comb += self.probe.eq(Cat(probes[name].as_value() for name in self.probe_names))
+        return self._resettable(m)
+
+    def _resettable(self, core):
+        """The core between its gates, beside the registers and the device reset, which go on during a reset."""
+        m = Module()
+        csr = m.submodules.csr = self._blocks["csr"]
+        m.submodules.device_reset = reset = DeviceReset()
+        m.submodules.core = ResetInserter(reset.reset)(core)
+        m.submodules.host_gate = host = HostGate(self.p.data_width, self.id_width)
+        wiring.connect(m, self._core_host, host.i)
+        wiring.connect(m, host.o, wiring.flipped(self.m_axi))
+        quiet = []
+        for name in ("net_tx", "eth_rx"):
+            port, inner = getattr(self, name), self._core[name]
+            gate = m.submodules[f"{name}_gate"] = FrameGate()
+            m.d.comb += [
+                port.tdata.eq(inner.tdata), port.tkeep.eq(inner.tkeep), port.tlast.eq(inner.tlast), port.tuser.eq(inner.tuser),
+                gate.i_valid.eq(inner.tvalid), gate.i_last.eq(inner.tlast), inner.tready.eq(gate.i_ready),
+                port.tvalid.eq(gate.o_valid), gate.o_ready.eq(port.tready), gate.stop.eq(reset.stop_frames),
+            ]  # fmt: skip
+            quiet.append(gate.quiet)
+        for name in ("net_rx", "eth_tx"):
+            port, inner = getattr(self, name), self._core[name]
+            drop = m.submodules[f"{name}_drop"] = FrameDrop()
+            m.d.comb += [
+                inner.tdata.eq(port.tdata), inner.tkeep.eq(port.tkeep), inner.tlast.eq(port.tlast), inner.tuser.eq(port.tuser),
+                drop.i_valid.eq(port.tvalid), drop.i_last.eq(port.tlast), port.tready.eq(drop.i_ready),
+                inner.tvalid.eq(drop.o_valid), drop.o_ready.eq(inner.tready), drop.reset.eq(reset.reset),
+            ]  # fmt: skip
+        m.d.comb += [
+            reset.request.eq(csr.reset_request),
+            reset.frames_quiet.eq(Cat(quiet).all()),
+            host.stop.eq(reset.stop_host),
+            reset.host_quiet.eq(host.quiet),
+            reset.sweeping.eq(self._blocks["command"].sweeping),
+            csr.reset_busy.eq(reset.busy),
+        ]
         return m
 
     def _broadcast(self, m, source, names: list[str]) -> None:
@@ -150,7 +197,7 @@ class Nic(wiring.Component):
         csr, command, port, address = b["csr"], b["command"], b["port_table"], b["address_table"]
         wiring.connect(m, wiring.flipped(self.s_axil), csr.axil)
         self._broadcast(m, command.ctx, ["port_table", "address_table", "scheduler", "segmenter", "gather", "responder",
-                                         "completer", "cqe_writer", "translate"])  # fmt: skip
+                                         "completer", "cqe_writer", "eq_writer", "translate"])  # fmt: skip
         wiring.connect(m, csr.command, command.command)
         wiring.connect(m, command.result, csr.result)
         m.d.comb += [
@@ -161,14 +208,21 @@ class Nic(wiring.Component):
             csr.counter_value.eq(b["counters"].value),
             b["counters"].index.eq(csr.counter_index),
             b["cqe_writer"].cycle.eq(csr.cycle),
-            csr.doorbell_eq.ready.eq(1),  # no event queue yet: CREATE_EQ keeps the number, nothing consumes its counter
+            b["eq_writer"].cycle.eq(csr.cycle),
+            csr.eq_event.eq(b["eq_writer"].eq_event),
+            csr.fatal.eq(b["eq_writer"].fatal),
             self.irq.eq(csr.irq),
         ]
         wiring.connect(m, csr.doorbell_sq, b["scheduler"].doorbell)
         wiring.connect(m, csr.doorbell_rq, b["responder"].doorbell)
         wiring.connect(m, csr.doorbell_cq, b["cqe_writer"].doorbell)
+        wiring.connect(m, csr.doorbell_eq, b["eq_writer"].doorbell)
+        wiring.connect(m, b["cqe_writer"].cq_error, command.cq_error)
+        m.submodules.events = events = StreamArbiter(EventRequest(p), 2)
+        wiring.connect(m, command.event, events.i[0])
+        wiring.connect(m, b["cqe_writer"].event, events.i[1])
+        wiring.connect(m, events.o, b["eq_writer"].event)
         wiring.connect(m, command.sq_kick, b["scheduler"].kick)
-        wiring.connect(m, command.rq_flush, b["responder"].flush)
         m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2)
         wiring.connect(m, b["completer"].qp_error, qp_errors.i[0])
         wiring.connect(m, b["responder"].qp_error, qp_errors.i[1])
@@ -189,7 +243,6 @@ class Nic(wiring.Component):
         b, p = self._blocks, self.p
         scheduler, segmenter, gather, completer = b["scheduler"], b["segmenter"], b["gather"], b["completer"]
         arbiter, builder = b["tx_arbiter"], b["builder"]
-        wiring.connect(m, scheduler.fetch, b["wqe_fetch"].job)
         wiring.connect(m, b["wqe_fetch"].wqe, segmenter.wqe)
         wiring.connect(m, segmenter.rewind, scheduler.rewind)
         wiring.connect(m, segmenter.job, gather.job)
@@ -228,8 +281,8 @@ class Nic(wiring.Component):
         wiring.connect(m, arbiter.header, builder.header)
         wiring.connect(m, arbiter.payload, builder.payload)
         wiring.connect(m, builder.frame, b["eth_merge"].roce)
-        _from_axis(m, self.eth_tx, b["eth_merge"].eth)
-        _to_axis(m, b["eth_merge"].o, self.net_tx)
+        _from_axis(m, self._core["eth_tx"], b["eth_merge"].eth)
+        _to_axis(m, b["eth_merge"].o, self._core["net_tx"])
 
     def _receive(self, m):
         b, p = self._blocks, self.p
@@ -237,20 +290,20 @@ class Nic(wiring.Component):
         if p.rx_drop:
             # two largest frames ahead of the parser, which stalls only for as long as the street behind it is full
             m.submodules.intake = intake = EthFifo(p.data_width, parser.eth_depth)
-            axis, beat = self.net_rx, intake.beat
+            axis, beat = self._core["net_rx"], intake.beat
             m.d.comb += [
                 axis.tready.eq(1), intake.valid.eq(axis.tvalid), beat.data.eq(axis.tdata), beat.keep.eq(axis.tkeep),
                 beat.last.eq(axis.tlast), beat.err.eq(axis.tlast & axis.tuser), intake.commit.eq(1),
             ]  # fmt: skip
-            self._intake_overflow = intake.overflow & self.net_rx.tvalid & self.net_rx.tlast
+            self._intake_overflow = intake.overflow & axis.tvalid & axis.tlast
             wiring.connect(m, intake.o, parser.i)
         else:
             self._intake_overflow = Const(0)
-            _from_axis(m, self.net_rx, parser.i)
+            _from_axis(m, self._core["net_rx"], parser.i)
         wiring.connect(m, parser.hdr, filt.hdr)
         wiring.connect(m, parser.payload, store.i)
         wiring.connect(m, store.handle, filt.handle)
-        _to_axis(m, parser.eth, self.eth_rx)
+        _to_axis(m, parser.eth, self._core["eth_rx"])
         wiring.connect(m, filt.request, responder.request)
         wiring.connect(m, filt.response, b["completer"].response)
         wiring.connect(m, b["completer"].land, responder.land)
@@ -275,6 +328,7 @@ class Nic(wiring.Component):
         wiring.connect(m, b["responder"].xlate_place, translate.place)
         wiring.connect(m, b["responder"].xlate_response, translate.response)
         wiring.connect(m, b["cqe_writer"].xlate, translate.cqe)
+        wiring.connect(m, b["eq_writer"].xlate, translate.eqe)
         wiring.connect(m, b["wqe_fetch"].read, read.sq)
         wiring.connect(m, b["responder"].read, read.rq)
         wiring.connect(m, b["responder"].read_response, read.response)
@@ -284,7 +338,8 @@ class Nic(wiring.Component):
         wiring.connect(m, b["responder"].write, write.place)
         wiring.connect(m, b["responder"].write_atomic, write.atomic)
         wiring.connect(m, b["cqe_writer"].write, write.cqe)
-        connect_host(m, self.m_axi, read.axi, write.axi)
+        wiring.connect(m, b["eq_writer"].write, write.eqe)
+        connect_host(m, self._core_host, read.axi, write.axi)
         m.submodules.host_check = check = AxiChecker(self.p.data_width, self.id_width)
         for name in self.m_axi.signature.members:
             m.d.comb += getattr(check, name).eq(getattr(self.m_axi, name))
@@ -321,7 +376,61 @@ class Nic(wiring.Component):
         }
         for i, (name, _doc) in enumerate(COUNTERS):
             m.d.comb += b["counters"].pulses[i].eq(pulses[name])
-        m.d.comb += b["cqe_writer"].cq_error.ready.eq(1)
+
+    def _fence(self, m):
+        """What a command that ends something waits for (`qp.fence`): phase, items that can be in front of the stream, stream."""
+        b, p = self._blocks, self.p
+        scheduler, responder, completer, gather = b["scheduler"], b["responder"], b["completer"], b["gather"]
+        queue = 2 * p.desc_depth + 8
+        streams = {
+            "fetch": (0, 4, scheduler.fetch), "sq_flush": (0, 4, scheduler.flush), "request": (0, queue, b["filter"].request),
+            "response": (0, queue, b["filter"].response),
+            "land": (1, queue, completer.land),
+            # 2, 3: markers and flush events
+            "failure": (4, 8, completer.failure), "ack": (4, queue, responder.ack), "header": (4, 4, gather.header),
+            "response_header": (4, 4, responder.response_header), "landed": (4, completer.results_depth, responder.landed),
+            "send_cqe": (5, 4 * Completer.TURN, completer.cqe), "recv_cqe": (5, queue, responder.cqe),
+            "send_error": (5, p.num_qps, completer.qp_error), "recv_error": (5, queue, responder.qp_error),
+            "build": (5, queue, b["builder"].header), "cqe": (6, 4, b["cqe_writer"].cqe),
+        }  # fmt: skip
+        reads, writes = [c.name for c in self._read_clients], self._write_clients
+        m.submodules.fence = fence = Fence(
+            p,
+            [Watch(name=name, phase=phase, holds=holds) for name, (phase, holds, _) in streams.items()]
+            + [Watch(name="eqe", phase=7, holds=EqWriter.holds)],
+            [*(Access(name=f"{name}_read") for name in reads), *(Access(name=f"{name}_write") for name in writes)],
+        )
+        for name, (_, _, port) in streams.items():
+            m.d.comb += [getattr(fence, f"valid_{name}").eq(port.valid), getattr(fence, f"ready_{name}").eq(port.ready)]
+        m.d.comb += [fence.valid_eqe.eq(b["eq_writer"].busy), fence.ready_eqe.eq(b["eq_writer"].ended)]
+        for name in reads:
+            port = getattr(b["dma_read"], name)
+            m.d.comb += [
+                getattr(fence, f"begin_{name}_read").eq(port.command.valid & port.command.ready),
+                getattr(fence, f"end_{name}_read").eq(port.word.valid & port.word.ready & port.word.payload.last),
+            ]
+        for name in writes:
+            port = getattr(b["dma_write"], name)
+            m.d.comb += [
+                getattr(fence, f"begin_{name}_write").eq(port.command.valid & port.command.ready),
+                getattr(fence, f"end_{name}_write").eq(port.done.valid & port.done.ready),
+            ]
+        wiring.connect(m, b["command"].rq_flush, fence.flush_i)
+        wiring.connect(m, fence.flush_o, responder.flush)
+        wiring.connect(m, scheduler.fetch, fence.fetch_i)
+        wiring.connect(m, fence.fetch_o, b["wqe_fetch"].job)
+        m.d.comb += [
+            fence.start.eq(b["command"].fence_start),
+            fence.marker_out.eq(gather.marker_out),
+            fence.qpn.eq(b["command"].fence_qpn),
+            responder.mark.eq(fence.mark),
+            fence.marked.eq(responder.marked),
+            fence.drained.eq(responder.drained),
+            fence.drained_qpn.eq(responder.drained_qpn),
+            # At last the CQEs of all that.
+            b["cqe_writer"].mark.eq(fence.done),
+            b["command"].fence_done.eq(b["cqe_writer"].marked),
+        ]
 
 
 def _from_axis(m: Module, axis, sink) -> None:

@@ -10,15 +10,15 @@ Payload moves on `stream.Beat` streams, packed: byte 0 of the packet in lane 0, 
 from amaranth.lib import data, enum, stream
 from amaranth.lib.wiring import In, Out, Signature
 
-from .abi import CtxTable, VendorError, WcOpcode, WcStatus
+from .abi import CtxTable, EventType, VendorError, WcOpcode, WcStatus
 from .abi.queues import SGE
 from .config import Params
 
 __all__ = [
     "AckJob", "CqeRequest", "CtxBus", "CtxWrite", "DmaCommand", "DmaReadSignature", "DmaWriteSignature", "Doorbell",
-    "FetchJob", "FetchedWqe", "GatherSegment", "LandJob", "LandResult", "LandTag", "Outstanding", "Probe", "ProbeEvent",
-    "QpError", "QpEvent", "ReadEntry", "ReadWord", "RequestDesc", "ResponseDesc", "Rewind", "RxDrop", "SendFailure",
-    "SqFlush", "TxHeader", "TxJob", "XlateRequest", "XlateResponse", "XlateSignature", "XlateStatus",
+    "EventRequest", "FetchJob", "FetchedWqe", "GatherSegment", "LandJob", "LandResult", "LandTag", "Outstanding", "Probe",
+    "ProbeEvent", "QpError", "QpEvent", "ReadEntry", "ReadWord", "RequestDesc", "ResponseDesc", "Rewind", "RxDrop",
+    "SendFailure", "SqFlush", "TxHeader", "TxJob", "XlateRequest", "XlateResponse", "XlateSignature", "XlateStatus",
 ]  # fmt: skip
 
 SGE_LAYOUT = data.FlexibleLayout(SGE.layout.size, dict(SGE.layout))
@@ -136,6 +136,7 @@ class TxJob(data.StructLayout):
             "header": TxHeader(p),
             "pd": 24,
             "wqe_index": 16,
+            "marker": 1,  # no packet: leaves the payload fetch when all packets before it have left (qp.fence)
             "inline": 1,  # payload comes on the segmenter's inline stream (R-WQ-5), there are no segments
         })  # fmt: skip
 
@@ -193,6 +194,7 @@ class FetchJob(data.StructLayout):
             "qpn": p.qpn_bits,
             "index": 16,
             "count": p.wqe_batch_bits,
+            "marker": 1,  # no WQE: passes the street behind everything before it (qp.fence); count is 1
             "epoch": 8,
             "log_sq": 4,
             "log_stride": 4,
@@ -207,6 +209,7 @@ class FetchedWqe(data.StructLayout):
             "qpn": p.qpn_bits,
             "index": 16,
             "epoch": 8,
+            "marker": 1,  # not a WQE (FetchJob.marker)
             "error": 1,  # the ring could not be read
             "wqe": 1024,
         })  # fmt: skip
@@ -297,10 +300,18 @@ class CqeRequest(data.StructLayout):
 
 
 class QpError(data.StructLayout):
-    """An engine found an error that ends the QP: the command engine moves it to ERR, then both sides flush."""
+    """An engine found an error that ends the QP: the command engine moves it to ERR, then both sides flush. ``event`` goes to
+    event queue 0 when no CQE reports the error; NONE otherwise."""
 
     def __init__(self, p: Params):
-        super().__init__({"qpn": p.qpn_bits})
+        super().__init__({"qpn": p.qpn_bits, "event": EventType})
+
+
+class EventRequest(data.StructLayout):
+    """An EQE to write; the event queue writer adds stamp and phase."""
+
+    def __init__(self, p: Params):
+        super().__init__({"eqn": p.eqn_bits, "type": EventType, "id": 24})
 
 
 # -------------------------------------------------------------------------------------------------------- memory
@@ -446,6 +457,7 @@ class ProbeEvent(enum.Enum, shape=6):
     QP_ERROR = 23
     COMMAND = 24  # opcode = Command, length = CmdStatus
     LOCAL_FAILED = 25  # send WQE failed locally; index, opcode = WcStatus
+    EQE_WRITTEN = 26  # host took the EQE; qpn = its id, index = EQN, opcode = EventType
 
 
 class Probe(data.StructLayout):

@@ -11,7 +11,7 @@ from rnic.abi import CmdStatus, Command
 
 from .seam import Host
 
-__all__ = ["Driver", "RDMAError"]
+__all__ = ["Driver", "RDMAError", "join_words"]
 
 _ERRNO = {
     CmdStatus.BAD_COMMAND: errno.ENOSYS,
@@ -23,6 +23,11 @@ _ERRNO = {
     CmdStatus.MISSING_ATTR: errno.EINVAL,
     CmdStatus.EXTRA_ATTR: errno.EINVAL,
 }
+
+
+def join_words(words: list[int]) -> int:
+    """32-bit words as one number, first word lowest."""
+    return sum(w << 32 * i for i, w in enumerate(words))
 
 
 class RDMAError(OSError):
@@ -101,6 +106,14 @@ class Driver:
         result = CmdStatus(status & 0xFF)
         if result != CmdStatus.OK:
             raise RDMAError(_ERRNO[result], f"command {code.name} failed with {result.name}")
+
+    def reset(self) -> None:
+        """Device reset, also with traffic under way; the device has forgotten everything then. ETIMEDOUT when it does not end."""
+        self.host.csr_write(abi.register("CONTROL"), 1)
+        for _ in range(self.COMMAND_POLLS):
+            if not self.reg("STATUS") & 2:
+                return
+        raise RDMAError(errno.ETIMEDOUT, "device reset did not end")
 
     def mailbox(self, count: int) -> list[int]:
         """The first words of the mailbox (answers of QUERY commands)."""

@@ -2,7 +2,10 @@
 
 from enum import IntEnum, IntFlag
 
-__all__ = ["AccessFlags", "MTU", "QPAttrMask", "QPState", "QPType", "SendFlags", "WCFlags", "WCOpcode", "WCStatus", "WROpcode"]
+__all__ = [
+    "AccessFlags", "EventType", "MTU", "QPAttrMask", "QPState", "QPType", "SendFlags", "WCFlags", "WCOpcode", "WCStatus",
+    "WROpcode",
+]  # fmt: skip
 
 
 class WROpcode(IntEnum):
@@ -143,6 +146,15 @@ class WCOpcode(IntEnum):
     LOCAL_INV = 6
     RECV = 0x80
     RECV_RDMA_WITH_IMM = 0x81
+
+
+class EventType(IntEnum):
+    """``ibv_event_type`` of the events there are."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
 
 
 class WCFlags(IntFlag):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from rnic import abi
 from rnic.abi import Attr, Command, QpType, WqeOpcode
 
-from .driver import RDMAError
+from .driver import RDMAError, join_words
 from .enums import MTU, AccessFlags, QPAttrMask, QPState, QPType, SendFlags, WROpcode
-from .verbs import CQ, PD, RecvWR, SendWR, _join, gid_bytes
+from .verbs import CQ, PD, RecvWR, SendWR, gid_bytes
 
 __all__ = ["AHAttr", "QP", "QPAttr", "QPCap", "QPInitAttr", "flow_label_to_sport"]
 
@@ -145,7 +145,7 @@ class QP:
         words = abi.CMD_CREATE_QP.words(
             qpn=self.qp_num, type=_TYPES[self.qp_type], log_sq=self._log_sq, log_rq=self._log_rq,
             log_stride=self._log_stride, pd=pd.handle, sig_all=int(self.sq_sig_all), send_cqn=self.scq.cqn,
-            recv_cqn=self.rcq.cqn, sq_ring=_join(sq_ring), rq_ring=_join(rq_ring),
+            recv_cqn=self.rcq.cqn, sq_ring=join_words(sq_ring), rq_ring=join_words(rq_ring),
         )  # fmt: skip
         context.driver.command(Command.CREATE_QP, words)
         context.qps[self.qp_num] = self
@@ -172,6 +172,7 @@ class QP:
         self.context.driver.command(Command.MODIFY_QP, words)
         self.qp_state = target
         if target == QPState.RESET:
+            self._clean_cqs()
             self._sq_ids.clear()
             self._rq_ids.clear()
             self._sq_head = self._rq_head = self._sq_tail = self._rq_tail = 0
@@ -234,12 +235,18 @@ class QP:
     def close(self) -> None:
         """Destroy."""
         self.context.driver.command(Command.DESTROY_QP, [self.qp_num])
+        self._clean_cqs()
         del self.context.qps[self.qp_num]
         self.context.driver.qpns.give(self.qp_num)
         for table in self._tables:
             self.context.host.free_pages([table])
         self.context.memory.unmap(self._sq)
         self.context.memory.unmap(self._rq)
+
+    def _clean_cqs(self) -> None:
+        """R-CQ-8: CQEs of this life must not match the next one."""
+        for cq in dict.fromkeys((self.scq, self.rcq)):
+            cq.clean(self.qp_num)
 
     # ------------------------------------------------------------------------------------------------ posting
     def post_send(self, *wrs: SendWR, ring: bool = True) -> None:

@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 from rnic import abi
 from rnic.abi import Command
 
-from .driver import Driver, RDMAError
+from .driver import Driver, RDMAError, join_words
 from .enums import AccessFlags, SendFlags, WCFlags, WCOpcode, WCStatus, WROpcode
+from .events import AsyncEvent, CompChannel, EventQueue
 from .seam import Host
 from .vm import PAGE, AddressSpace, Mapping
+
+_NO_EQ = 255
 
 if TYPE_CHECKING:
     from .qp import QP
 
-__all__ = ["CQ", "Context", "MR", "PD", "RDMAError", "RecvWR", "SGE", "SendWR", "WC", "gid_bytes", "mac_bytes"]
+__all__ = [
+    "AsyncEvent", "CQ", "CompChannel", "Context", "MR", "PD", "RDMAError", "RecvWR", "SGE", "SendWR", "WC", "gid_bytes",
+    "mac_bytes",
+]  # fmt: skip
 
 
 def gid_bytes(address: str) -> bytes:
@@ -51,8 +57,10 @@ class Context:
         self.neighbors: dict[bytes, bytes] = {}
         self.gids: dict[int, tuple[bytes, bytes]] = {}
         self.qps: dict[int, QP] = {}
+        self.cqs: dict[int, CQ] = {}
         self.on_event: Callable[[str, int, dict[str, Any]], None] | None = None
         self._pds = iter(range(1, 1 << 24))
+        self.events = EventQueue(self)
 
     @property
     def caps(self) -> dict[str, int]:
@@ -81,6 +89,11 @@ class Context:
     def set_pkey(self, index: int, pkey: int) -> None:
         """An entry of the P_Key table."""
         self.driver.command(Command.SET_PKEY, abi.CMD_SET_PKEY.words(index=index, pkey=pkey))
+
+    def get_async_event(self, *, max_cycles: int = 100_000) -> AsyncEvent:
+        """The oldest asynchronous event (R-EVT-1); waits for the interrupt. ``TimeoutError`` after about ``max_cycles``."""
+        self.events.wait(self.events.asynchronous, max_cycles)
+        return self.events.asynchronous.popleft()
 
     def new_pd(self) -> int:
         return next(self._pds)
@@ -210,24 +223,29 @@ class WC:
 
 
 class CQ:
-    """Completion queue of at least ``cqe`` entries (a power of two, usable in full, R-WQ-3)."""
+    """Completion queue of at least ``cqe`` entries (a power of two, usable in full, R-WQ-3). Its events go to ``channel``."""
 
-    def __init__(self, context: Context, cqe: int, *, eqn: int = 255):
+    def __init__(self, context: Context, cqe: int, *, channel: CompChannel | None = None):
         most = 1 << (context.caps["max_log_ring"] >> 8 & 0xFF)
         if not 1 <= cqe <= most:
             raise RDMAError(errno.EINVAL, f"cqe is {cqe}, must be 1..{most}")
-        self.context = context
+        self.context, self.channel = context, channel
         self.log_size = max(1, (cqe - 1).bit_length())
         self.cqe = 1 << self.log_size
         self.cqn = context.driver.cqns.take()
         size = self.cqe * abi.CQE_BYTES
         self._mapping = context.memory.map(size)
         self._consumer = 0
+        self._kept: list[dict[str, int]] = []  # CQEs taken off the ring by `clean`
         ring, self._tables = context.memory.describe(self._mapping.va, size, rights=AccessFlags.LOCAL_WRITE, base=0)
         context.driver.command(
             Command.CREATE_CQ,
-            abi.CMD_CREATE_CQ.words(cqn=self.cqn, log_size=self.log_size, eqn=eqn, valid=1, ring=_join(ring)),
+            abi.CMD_CREATE_CQ.words(
+                cqn=self.cqn, log_size=self.log_size, eqn=_NO_EQ if channel is None else context.events.eqn, valid=1,
+                ring=join_words(ring),
+            ),
         )
+        context.cqs[self.cqn] = self
 
     @property
     def ring(self) -> Mapping:
@@ -237,19 +255,41 @@ class CQ:
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Up to ``num_entries`` completions; ``(count, completions)`` as in pyverbs."""
         found: list[WC] = []
-        while len(found) < num_entries:
-            at = self._mapping.va + (self._consumer & self.cqe - 1) * abi.CQE_BYTES
-            cqe = abi.CQE.unpack(self.context.memory.read(at, abi.CQE_BYTES))
-            if cqe["phase"] == self._consumer >> self.log_size & 1:  # R-CQ-9: 1 in the first round
-                break
-            self._consumer = self._consumer + 1 & 0x3FFF_FFFF
+        before = self._consumer
+        while len(found) < num_entries and (cqe := self._kept.pop(0) if self._kept else self._next()) is not None:
             found.append(self._wc(cqe))
-        if found:
+        if self._consumer != before:
             self.context.driver.doorbell(abi.DB_CQ, self.cqn, self._consumer)
+        if found:
             for wc in found:
                 self.context.note("poll", cqn=self.cqn, qpn=wc.qp_num, wr_id=wc.wr_id, status=wc.status.name,
                                   opcode=wc.opcode.name)  # fmt: skip
         return len(found), found
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Arm: the next CQE (with ``solicited_only`` the next solicited one or error) makes one event on the channel (R-CQ-5).
+        What is in the queue already makes none: poll once more afterwards."""
+        if self.channel is None:
+            raise RDMAError(errno.EINVAL, "the CQ has no completion channel")
+        self.context.driver.doorbell(abi.DB_CQ, self.cqn, (2 if solicited_only else 1) << 30 | self._consumer)
+
+    def _next(self) -> dict[str, int] | None:
+        """Take the next CQE off the ring."""
+        at = self._mapping.va + (self._consumer & self.cqe - 1) * abi.CQE_BYTES
+        cqe = abi.CQE.unpack(self.context.memory.read(at, abi.CQE_BYTES))
+        if cqe["phase"] == self._consumer >> self.log_size & 1:  # R-CQ-9: 1 in the first round
+            return None
+        self._consumer = self._consumer + 1 & 0x3FFF_FFFF
+        return cqe
+
+    def clean(self, qpn: int) -> None:
+        """Throw away the CQEs of a QP that was reset or destroyed (R-CQ-8); those of others stay in order."""
+        before = self._consumer
+        while (cqe := self._next()) is not None:
+            self._kept.append(cqe)
+        self._kept = [cqe for cqe in self._kept if cqe["qpn"] != qpn]
+        if self._consumer != before:
+            self.context.driver.doorbell(abi.DB_CQ, self.cqn, self._consumer)
 
     def _wc(self, cqe: dict[str, int]) -> WC:
         qp = self.context.qps.get(cqe["qpn"])
@@ -271,12 +311,8 @@ class CQ:
     def close(self) -> None:
         """Destroy; EBUSY while a QP uses it."""
         self.context.driver.command(Command.DESTROY_CQ, [self.cqn])
+        del self.context.cqs[self.cqn]
         self.context.driver.cqns.give(self.cqn)
         for table in self._tables:
             self.context.host.free_pages([table])
         self.context.memory.unmap(self._mapping)
-
-
-def _join(words: list[int]) -> int:
-    """32-bit words as one number, first word lowest."""
-    return sum(w << 32 * i for i, w in enumerate(words))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from amaranth.sim import Simulator
 
-from rnic.abi import CQ_CTX, CQE, CtxTable, WcOpcode, WcStatus
+from rnic.abi import CQ_CTX, CQE, CqeFlags, CtxTable, EventType, WcOpcode, WcStatus
 from rnic.completion.cqe import CqeWriter
 from rnic.config import CONFIGS, Params
 from rnic.records import XlateStatus
@@ -25,6 +25,7 @@ class Cq:
     pages: list = field(default_factory=list)
     consumer: int = 0
     valid: int = 1
+    eqn: int = 255
     wanted: list = field(default_factory=list)  # CQEs of the model
     seen: int = 0  # CQEs found in memory
     stamps: list = field(default_factory=list)
@@ -52,6 +53,7 @@ class CqBench:
             ("cqe", d.cqe, True), ("doorbell", d.doorbell, True), ("ctx", d.ctx, True), ("answer", d.xlate.response, True),
             ("accepted", d.write.accepted, True), ("done", d.write.done, True), ("ask", d.xlate.request, False),
             ("write", d.write.command, False), ("data", d.write.data, False), ("cq_error", d.cq_error, False),
+            ("event", d.event, False),
         ]}
         self.later: list = []
         self.commands: deque = deque()
@@ -59,12 +61,15 @@ class CqBench:
         self.bad_writes: set[int] = set()
         self.bad_pages: set[int] = set()
         self.errors: list[int] = []
+        self.notified: list[tuple[int, int, int]] = []  # cycle, EQN, CQN of events
+        self.done_cycles: list[int] = []
         self.overflows = 0
         self.found: dict[int, list] = defaultdict(list)
         self.polls = True
         self.written_probes: list = []
         self.times: list[int] = []
         self.done_delay = (1, 20)
+        self.extra = None
 
     def where(self, cq: Cq, counter: int) -> int:
         at = 32 * (counter % (1 << cq.log_size))
@@ -96,6 +101,9 @@ class CqBench:
         elif name == "data":
             self.raw += int(item.data).to_bytes(self.p.lanes, "little")[: int(item.keep).bit_count()]
             assert item.last == (len(self.raw) % 32 == 0)
+        elif name == "event":
+            assert item.type == EventType.COMPLETION
+            self.notified.append((cycle, int(item.eqn), int(item.id)))
         elif name == "cq_error":
             self.errors.append(int(item))
         while self.commands and len(self.raw) >= 32:
@@ -133,7 +141,7 @@ class CqBench:
 
         async def bench(ctx):
             for cq in self.cqs.values():
-                words = CQ_CTX.words(valid=cq.valid, log_size=cq.log_size, producer=cq.start)
+                words = CQ_CTX.words(valid=cq.valid, log_size=cq.log_size, producer=cq.start, eqn=cq.eqn)
                 rows = [(CtxTable.CQ, i, w) for i, w in enumerate(words)] + [(CtxTable.CQ_CONSUMER, 0, cq.consumer)]
                 self.ports["ctx"].queue.extend(
                     {"table": t, "index": cq.cqn, "word": i, "bytes": 15, "data": w} for t, i, w in rows)
@@ -164,6 +172,8 @@ class CqBench:
                     valid, ready, payload = values[3 * i : 3 * i + 3]
                     if port.settle(ctx, valid, ready):
                         moved = True
+                        if name == "done":
+                            self.done_cycles.append(cycle)
                         if not port.feeds:
                             self.react(name, payload, cycle)
                 still = 0 if moved or self.later else still + 1
@@ -172,6 +182,8 @@ class CqBench:
         sim = Simulator(d)
         sim.add_clock(4e-9)
         sim.add_testbench(bench)
+        if self.extra is not None:
+            sim.add_testbench(self.extra)
         sim.run()
 
 
@@ -234,3 +246,69 @@ def test_rate():
     spacing = (bench.times[-1] - bench.times[10]) / (len(bench.times) - 11)
     print(f"{spacing:.2f} cycles a CQE")
     assert spacing <= 6
+
+
+def plain(bench, cqn, number, *, solicited=False, status=WcStatus.SUCCESS):
+    """A CQE request whose flags and status are chosen."""
+    request = bench.request(cqn, number)
+    changes = {"flags": CqeFlags.SOLICITED if solicited else CqeFlags.WITH_IMM, "status": status}
+    bench.cqs[cqn].wanted[-1] |= {name: int(value) for name, value in changes.items()}
+    return request | changes
+
+
+@pytest.mark.rule("R-CQ-5")
+def test_which_cqe_makes_an_event():
+    """Armed for the next: the first. Armed for solicited: the first with SE or an error. Once each. Not without an EQ."""
+    kinds = {"plain": {}, "se": {"solicited": True}, "error": {"status": WcStatus.WR_FLUSH_ERR}}
+    for arm, cqes, events in ((0, ["plain", "se", "error"], 0), (1, ["plain", "plain"], 1), (1, ["error", "se"], 1),
+                              (2, ["plain", "plain"], 0), (2, ["plain", "se", "se"], 1), (2, ["plain", "error", "se"], 1)):
+        for eqn in (1, 255):
+            bench = CqBench("tiny", seeded(20), 0.1, [Cq(2, 5, eqn=eqn)])
+            bench.later.append((40, "doorbell", {"id": 2, "counter": 0, "arm": arm}))
+            bench.later += [(200, "cqe", plain(bench, 2, i, **kinds[kind])) for i, kind in enumerate(cqes)]
+            bench.run([])
+            assert [event[1:] for event in bench.notified] == [(1, 2)] * (events if eqn == 1 else 0), (arm, cqes)
+            assert bench.found[2] == bench.cqs[2].wanted
+
+
+@pytest.mark.rule("R-CQ-5")
+def test_arming_while_a_cqe_is_written():
+    """C95: at every distance between arming and write response: an event, unless the CQE was in memory when the doorbell was
+    taken. Both occur; never an event before its CQE is in memory."""
+    fired = set()
+    for offset in range(0, 60):
+        bench = CqBench("tiny", seeded(21), 0.0, [Cq(2, 5, eqn=0)])
+        bench.later.append((60, "cqe", plain(bench, 2, 0)))
+        bench.later.append((60 + offset, "doorbell", {"id": 2, "counter": 0, "arm": 1}))
+        bench.run([])
+        (done,) = bench.done_cycles
+        taken = 60 + offset  # the doorbell is never held for long
+        if bench.notified:
+            assert len(bench.notified) == 1 and bench.notified[0][0] > done
+        else:
+            assert taken >= done
+        fired.add(bool(bench.notified))
+    assert fired == {True, False}
+
+
+def test_mark_waits_for_what_was_under_way():
+    """``marked`` comes after the write responses of all CQEs that had a place at the mark, and does not wait for later ones."""
+    rng = seeded(22)
+    bench = CqBench("tiny", rng, 0.0, [Cq(1, 7)])
+    bench.done_delay = (150, 150)
+    d = bench.dut
+    seen = []
+
+    async def marker(ctx):
+        for cycle in range(700):
+            ctx.set(d.mark, cycle == 150)
+            _, _, marked = await ctx.tick().sample(d.marked)
+            if marked:
+                seen.append(cycle)
+
+    bench.extra = marker
+    bench.run([bench.request(1, i) for i in range(60)])
+    issued = sum(cycle <= 150 for cycle in bench.times)
+    (at,) = seen
+    done = sum(cycle <= at for cycle in bench.done_cycles)
+    assert issued > 4 and issued <= done <= issued + 8 < 60

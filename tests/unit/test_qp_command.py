@@ -3,11 +3,12 @@
 import itertools
 
 import pytest
-from amaranth import Cat, Module
+from amaranth import Cat, Module, ResetInserter, Signal
 from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
 
 from rnic import abi
-from rnic.abi import Access, Attr, CmdStatus, Command, CtxTable, QpState, QpType
+from rnic.abi import Access, Attr, CmdStatus, Command, CtxTable, EventType, QpState, QpType
 from rnic.config import CONFIGS, Params
 from rnic.qp.command import CommandEngine
 from rnic.qp.port import PortTable
@@ -37,11 +38,31 @@ FIELDS = {  # attribute: its fields in the command, and the tables that have a c
 }
 
 
+FENCE_CYCLES = 40
+
+
+class Delay(wiring.Component):
+    """A pulse, ``cycles`` later."""
+
+    def __init__(self, cycles):
+        self.cycles = cycles
+        super().__init__({"i": In(1), "o": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        line = Signal(self.cycles)
+        m.d.sync += line.eq(Cat(self.i, line))
+        m.d.comb += self.o.eq(line[-1])
+        return m
+
+
 class Wrapper(wiring.Component):
     """The engine with a mailbox memory."""
 
     def __init__(self, p):
         self.engine = CommandEngine(p)
+        self.fence = Delay(FENCE_CYCLES)
+        self.reset = Signal()
         self.mailbox = memory.Memory(shape=32, depth=abi.MAILBOX_WORDS, init=[])
         super().__init__({})
 
@@ -55,6 +76,9 @@ class Wrapper(wiring.Component):
             write.data.eq(engine.mailbox_data),
         ]
         m.d.sync += engine.mailbox_value.eq(read.data)
+        # The fence takes a while.
+        m.submodules.fence = fence = self.fence
+        m.d.comb += [fence.i.eq(engine.fence_start), engine.fence_done.eq(fence.o)]
         return m
 
 
@@ -68,22 +92,23 @@ class Bench:
         self.tables: dict[tuple[CtxTable, int], list[int]] = {}
         self.writes: list[tuple[CtxTable, int, int, int, int]] = []
         self.events: list[tuple[str, int]] = []
+        self.fences: list[int] = []  # writes done when the fence began
         self.used = 0  # cycles of the last command
         e = self.engine
-        moved = [port.valid & port.ready for port in (e.ctx, e.sq_kick, e.rq_flush, e.result)]
-        self._moved = Cat(*moved, e.command.ready, e.qp_error.ready, e.result.payload, e.ctx.payload.as_value())
+        moved = [port.valid & port.ready for port in (e.ctx, e.sq_kick, e.rq_flush, e.result, e.event)]
+        self._moved = Cat(*moved, e.command.ready, e.qp_error.ready, e.fence_start, e.result.payload, e.ctx.payload.as_value())
 
     async def cycle(self, ctx):
         """One cycle; records what moved. Returns result taken, its status, command taken, error
         taken."""
         e = self.engine
         if self.p_stall:
-            for port in (e.ctx, e.sq_kick, e.rq_flush, e.result):
+            for port in (e.ctx, e.sq_kick, e.rq_flush, e.result, e.event):
                 ctx.set(port.ready, self.rng.random() >= self.p_stall)
         _, _, moved = await ctx.tick().sample(self._moved)  # one number: sampling costs more than the simulation
-        flags, status = moved & 0x3F, moved >> 6 & 0xFF
+        flags, status = moved & 0xFF, moved >> 8 & 0xFF
         if flags & 1:
-            write = e.ctx.payload.shape().from_bits(moved >> 14)
+            write = e.ctx.payload.shape().from_bits(moved >> 16)
             self.writes.append((CtxTable(write.table), write.index, write.word, write.bytes, write.data))
             words = self.tables.setdefault((CtxTable(write.table), write.index), [0] * 32)
             keep = sum(0xFF << 8 * b for b in range(4) if not write.bytes >> b & 1)
@@ -92,15 +117,21 @@ class Bench:
             self.events.append(("kick", ctx.get(e.sq_kick.payload.qpn)))
         if flags & 4:
             self.events.append(("flush", ctx.get(e.rq_flush.payload.qpn)))
-        return flags & 8, status, flags & 16, flags & 32
+        if flags & 16:
+            event = ctx.get(e.event.payload)
+            self.events.append((EventType(event.type).name, event.id))
+        if flags & 128:
+            self.fences.append(len(self.writes))
+        return flags & 8, status, flags & 32, flags & 64
 
     async def run(self, ctx, code, words=()):
         """Execute a command; its status."""
         e = self.engine
         self.writes.clear()
         self.events.clear()
+        self.fences.clear()
         if not self.p_stall:
-            for port in (e.ctx, e.sq_kick, e.rq_flush, e.result):
+            for port in (e.ctx, e.sq_kick, e.rq_flush, e.result, e.event):
                 ctx.set(port.ready, 1)
         for i in range(24):
             ctx.set(self.dut.mailbox.data[i], words[i] if i < len(words) else self.rng.getrandbits(32))
@@ -129,9 +160,10 @@ class Bench:
     def fields(self, table, struct, index):
         return struct.unpack_words(self.tables.get((table, index), [0] * 32))
 
-    async def error(self, ctx, qpn, cycles=400):
+    async def error(self, ctx, qpn, cycles=400, event=EventType.NONE):
         """Report an engine's error of a QP; what was written and sent within ``cycles`` is recorded."""
         e = self.engine
+        ctx.set(e.qp_error.payload.event, event)
         self.writes.clear()
         self.events.clear()
         ctx.set(e.qp_error.payload.qpn, qpn)
@@ -203,7 +235,7 @@ def test_unknown_commands_and_nop():
 
     async def run(ctx):
         await bench.done(ctx, Command.NOP, [])
-        for code in (max(Command) + 1, 15, 16, 17, 200, 255):
+        for code in (max(Command) + 1, 30, 31, 32, 33, 34, 35, 200, 255):
             await bench.refused(ctx, CmdStatus.BAD_COMMAND, code, [])
 
     simulate(bench.dut, run)
@@ -235,6 +267,7 @@ def test_memory_regions():
         await bench.refused(ctx, CmdStatus.NOT_FOUND, Command.DESTROY_MR, [0x5A4])  # stale variant
         await bench.done(ctx, Command.DESTROY_MR, [0x5A3])
         assert bench.fields(CtxTable.TPT, abi.TPT_ENTRY, 5)["valid"] == 0
+        assert bench.fences == [1] == [len(bench.writes)], "the entry goes first, then its DMA has to end"
         await bench.refused(ctx, CmdStatus.NOT_FOUND, Command.DESTROY_MR, [0x5A3])
         await bench.done(ctx, Command.CREATE_MR, [0x5A4, *abi.TPT_ENTRY.words(**entry | {"rights": int(Access.REMOTE_READ)})])
 
@@ -253,7 +286,8 @@ def test_queues_and_their_users():
             await bench.refused(ctx, CmdStatus.BAD_PARAM, Command.CREATE_EQ, eq_words(1, **changes))
             await bench.refused(ctx, CmdStatus.BAD_PARAM, Command.CREATE_CQ, cq_words(3, **changes))
         await bench.done(ctx, Command.CREATE_EQ, eq_words(1))
-        assert bench.fields(CtxTable.EQ, abi.EQ_CTX, 1) == {"valid": 1, "log_size": 4, "producer": 0}
+        assert bench.fields(CtxTable.EQ, abi.EQ_CTX, 1) == {
+            "valid": 1, "log_size": 4, "producer": 0, "consumer": 0, "armed": 0}
         assert bench.fields(CtxTable.TPT, abi.TPT_ENTRY, p.tpt_eq_base + 1) == {
             "variant": 0, "pd": 0, "rights": int(Access.LOCAL_WRITE)} | ring()
         await bench.refused(ctx, CmdStatus.IN_USE, Command.CREATE_EQ, eq_words(1))
@@ -470,6 +504,7 @@ def test_attributes_reach_their_tables(typ, config):
             assert len(states) == len(CFG)
             if new in (QpState.ERR, QpState.RESET):
                 assert states == [0, 1, 2, 3], "the state goes first"
+                assert bench.fences == ([4] if new == QpState.RESET else [])
                 assert bench.writes[0][0] == CtxTable.ADDRESS
             else:
                 assert states == [len(bench.writes) - i for i in (4, 3, 2, 1)], "the state comes last"
@@ -594,3 +629,117 @@ def test_probe_reports_commands_and_errors():
 
     simulate(bench.dut, run, watch, limit=8000)
     assert seen == [("COMMAND", 6, 0), ("COMMAND", 6, 0), ("COMMAND", 10, 0), ("QP_ERROR", 4), ("COMMAND", 7, 4)]
+
+
+@pytest.mark.rule("R-CQ-6")
+@pytest.mark.parametrize("busy", [False, True])
+def test_broken_cq_takes_its_qps_along(busy):
+    """Every running QP with the CQ on either side goes to ERR, no other; one event; no new QP may use it; a CQ of the same number
+    works again. Also while commands keep coming."""
+    bench = Bench(seed=60 + busy, p_stall=0.2)
+    p = bench.p
+    users = {2: (1, 2), 3: (2, 1), 4: (2, 2), 5: (1, 1), 7: (3, 1)}
+    states = {2: QpState.RTS, 3: QpState.RTR, 4: QpState.RTS, 5: QpState.RESET, 7: QpState.INIT}
+
+    async def run(ctx):
+        e = bench.engine
+        await base_objects(bench, ctx)
+        await bench.done(ctx, Command.CREATE_CQ, cq_words(3))
+        for qpn, (send, recv) in users.items():
+            await bench.done(ctx, Command.CREATE_QP, qp_words(qpn, send_cqn=send, recv_cqn=recv))
+            bench.set_state(ctx, qpn, QpType.RC, states[qpn])
+        seen = []
+        bench.events.clear()
+        ctx.set(e.cq_error.payload, 1)
+        ctx.set(e.cq_error.valid, 1)
+        await bench.cycle(ctx)
+        ctx.set(e.cq_error.valid, 0)
+        if busy:
+            for _ in range(40):
+                for _ in range(12):  # what software needs between two commands
+                    await bench.cycle(ctx)
+                seen += bench.events
+                await bench.done(ctx, Command.QUERY_QP, [4])
+                seen += bench.events
+                bench.events.clear()
+        else:
+            for _ in range(2500):
+                await bench.cycle(ctx)
+            seen += bench.events
+        assert seen[0] == ("CQ_ERR", 1)
+        assert [event for event in seen if event[0] == "flush"] == [("flush", qpn) for qpn in (2, 3, 7)]
+        assert len(seen) == 7
+        for qpn in users:
+            await bench.done(ctx, Command.QUERY_QP, [qpn])
+            got = abi.CMD_MODIFY_QP.unpack_words([ctx.get(bench.dut.mailbox.data[i]) for i in range(24)])
+            wanted = QpState.ERR if qpn in (2, 3, 7) else states[qpn]
+            assert got["new_state"] == wanted
+        await bench.refused(ctx, CmdStatus.BAD_STATE, Command.CREATE_QP, qp_words(6, send_cqn=1, recv_cqn=2))
+        await bench.refused(ctx, CmdStatus.BAD_STATE, Command.CREATE_QP, qp_words(6, send_cqn=2, recv_cqn=1))
+        for qpn in (2, 3, 5, 7):
+            await bench.done(ctx, Command.DESTROY_QP, [qpn])
+        await bench.done(ctx, Command.DESTROY_CQ, [1])
+        ctx.set(e.cq_error.valid, 1)  # reported late: no such CQ any more
+        await bench.cycle(ctx)
+        ctx.set(e.cq_error.valid, 0)
+        await bench.done(ctx, Command.CREATE_CQ, cq_words(1))
+        await bench.done(ctx, Command.CREATE_QP, qp_words(6, send_cqn=1, recv_cqn=1))
+        assert p.num_qps == 8
+
+    simulate(bench.dut, run, limit=80_000)
+
+
+def test_events_of_errors():
+    """An error that no CQE reports makes an async event, also of a QP already in ERR, not of one in RESET."""
+    bench = Bench(seed=61)
+
+    async def run(ctx):
+        await base_objects(bench, ctx)
+        await bench.done(ctx, Command.CREATE_QP, qp_words(4))
+        await bench.error(ctx, 4, event=EventType.QP_FATAL)
+        assert not bench.events
+        bench.set_state(ctx, 4, QpType.RC, QpState.RTS)
+        await bench.error(ctx, 4, event=EventType.QP_REQ_ERR)
+        assert bench.events == [("kick", 4), ("flush", 4), ("QP_REQ_ERR", 4)]
+        await bench.error(ctx, 4, event=EventType.QP_ACCESS_ERR)
+        assert bench.events == [("QP_ACCESS_ERR", 4)]
+
+    simulate(bench.dut, run, limit=20_000)
+
+
+def test_a_reset_after_use_sweeps_the_tables():
+    """After a reset nothing exists and no table entry works; after power-up there is nothing to sweep."""
+    bench = Bench(seed=62)
+    p = bench.p
+    dut = ResetInserter(bench.dut.reset)(bench.dut)
+
+    async def run(ctx):
+        await bench.cycle(ctx)
+        await bench.cycle(ctx)
+        assert not ctx.get(bench.engine.sweeping)
+        await base_objects(bench, ctx)
+        await bench.done(ctx, Command.CREATE_EQ, eq_words(1))
+        await bench.done(ctx, Command.CREATE_MR, [0x5A3, *abi.TPT_ENTRY.words(**ring())])
+        await bench.done(ctx, Command.CREATE_QP, qp_words(4))
+        for table in list(bench.tables):
+            bench.tables[table][0] |= 0xFF
+        ctx.set(bench.dut.reset, 1)
+        await bench.cycle(ctx)
+        ctx.set(bench.dut.reset, 0)
+        bench.events.clear()
+        cycles = 0
+        while cycles < 3 or ctx.get(bench.engine.sweeping):
+            await bench.cycle(ctx)
+            cycles += 1
+            assert cycles < 2000
+        for (table, _), words in bench.tables.items():
+            if table in (*CFG, CtxTable.CQ, CtxTable.EQ, CtxTable.TPT):
+                assert words[0] == 0, table
+        assert not bench.events
+        for command, number in ((Command.DESTROY_QP, 4), (Command.DESTROY_CQ, 1), (Command.DESTROY_EQ, 1),
+                                (Command.DESTROY_MR, 0x5A3)):
+            await bench.refused(ctx, CmdStatus.NOT_FOUND, command, [number])
+        await bench.done(ctx, Command.CREATE_CQ, cq_words(1))
+        print("sweep took", cycles, "of", p.tpt_entries)
+
+    simulate(dut, run, limit=20_000)

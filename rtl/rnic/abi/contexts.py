@@ -10,8 +10,9 @@ from amaranth.lib import enum
 from .fields import Struct
 
 __all__ = [
-    "ADDRESS_CTX", "COMPLETER_CFG", "COMPLETER_HOT", "COUNTER", "CQ_CTX", "Access", "CtxTable", "EQ_CTX", "GID_ENTRY",
-    "PORT_CFG", "QpState", "QpType", "REQUESTER_CFG", "REQUESTER_HOT", "RESPONDER_CFG", "RESPONDER_HOT", "SQ_FETCH", "TPT_ENTRY",
+    "ADDRESS_CTX", "COMPLETER_CFG", "COMPLETER_HOT", "COUNTER", "CQ_CONSUMER", "CQ_CTX", "Access", "CtxTable", "EQ_CTX",
+    "GID_ENTRY", "PORT_CFG", "QpState", "QpType", "REQUESTER_CFG", "REQUESTER_HOT", "RESPONDER_CFG", "RESPONDER_HOT", "SQ_FETCH",
+    "TPT_ENTRY",
 ]  # fmt: skip
 
 
@@ -143,7 +144,15 @@ SQ_FETCH = Struct(
 )  # fmt: skip
 
 COUNTER = Struct(
-    "Counter", 4, "A doorbell's counter (SQ, RQ: 16 bits; CQ: 24 bits).", [("value", 0, 24, "free running")]
+    "Counter", 4, "A doorbell's counter (SQ, RQ: 16 bits).", [("value", 0, 24, "free running")]
+)  # fmt: skip
+
+CQ_CONSUMER = Struct(
+    "CqConsumer", 8, "What the doorbells of a CQ said.",
+    [
+        ("value", 0, 24, "CQEs taken by software, free running"),
+        ("arm", 4, 2, "0 not armed, 1 next CQE, 2 next solicited CQE or error (R-CQ-5); engine clears"),
+    ],
 )  # fmt: skip
 
 COMPLETER_CFG = Struct(
@@ -221,11 +230,13 @@ CQ_CTX = Struct(
 )  # fmt: skip
 
 EQ_CTX = Struct(
-    "EqCtx", 8, "Event queue.",
+    "EqCtx", 12, "Event queue.",
     [
         ("valid", (0, 0), 1, "exists"),
         ("log_size", 1, 5, "log2 of the entries"),
         ("producer", 4, 24, "EQEs written (engine)"),
+        ("consumer", 8, 24, "EQEs taken by software (doorbell)"),
+        ("armed", (11, 0), 1, "the next EQE, or one not yet taken, raises the interrupt (doorbell; engine clears)"),
     ],
 )  # fmt: skip
 

@@ -5,8 +5,9 @@ from amaranth.lib import enum
 from .fields import Struct
 
 __all__ = [
-    "CQE", "CQE_BYTES", "EQE", "EQE_BYTES", "RECV_WQE", "RECV_SGES", "SEND_WQE", "SGE", "SGE_BYTES", "CqeFlags", "SendFlags",
-    "VendorError", "WcOpcode", "WcStatus", "WqeOpcode", "MIN_LOG_STRIDE", "MAX_LOG_STRIDE", "inline_bytes", "send_sges",
+    "CQE", "CQE_BYTES", "EQE", "EQE_BYTES", "EventType", "RECV_WQE", "RECV_SGES", "SEND_WQE", "SGE", "SGE_BYTES", "CqeFlags",
+    "SendFlags", "VendorError", "WcOpcode", "WcStatus", "WqeOpcode", "MIN_LOG_STRIDE", "MAX_LOG_STRIDE", "inline_bytes",
+    "send_sges",
 ]  # fmt: skip
 
 MIN_LOG_STRIDE = 6  # a send WQE takes 64 or 128 bytes (per QP); a receive WQE always 64
@@ -91,6 +92,17 @@ class CqeFlags(enum.IntFlag, shape=8):
     SOLICITED = 8
 
 
+class EventType(enum.IntEnum, shape=8):
+    """What an EQE reports (rules.md 16). ``id`` of the EQE is the QPN or the CQN."""
+
+    NONE = 0
+    COMPLETION = 1  # an armed CQ has a new CQE (R-CQ-5)
+    CQ_ERR = 2  # the CQ is in error (R-CQ-6)
+    QP_FATAL = 3  # a host-bus error of the QP that no CQE reports
+    QP_REQ_ERR = 4  # the peer's request was invalid and no receive WQE was in use (8.2)
+    QP_ACCESS_ERR = 5  # the peer had no right to what it asked for, and no receive WQE was in use (8.2)
+
+
 class VendorError(enum.IntEnum, shape=8):
     """Why a completion failed, in the model's own terms (``vendor_err`` of a CQE; 0 for success and flush, R-ERR-2)."""
 
@@ -163,8 +175,8 @@ CQE = Struct(
 EQE = Struct(
     "Eqe", EQE_BYTES, "Event queue element.",
     [
-        ("type", 0, 8, "event type"),
-        ("id", 4, 24, "QPN, CQN or SRQN"),
+        ("type", 0, 8, "EventType"),
+        ("id", 4, 24, "QPN or CQN"),
         ("stamp", 8, 56, "cycle counter of the RNIC"),
         ("phase", (15, 0), 1, "toggles each time round the ring; 1 in the first round"),
     ],

@@ -5,8 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..abi import CQ_CTX, CQE, CtxTable
-from ..abi.contexts import COUNTER
+from ..abi import CQ_CONSUMER, CQ_CTX, CQE, CqeFlags, CtxTable, EventType, WcStatus
 from ..abi.queues import CQE_BYTES
 from ..config import Params
 from ..memory.ordered import OrderedXlate
@@ -16,16 +15,19 @@ from ..records import (
     CtxBus,
     DmaWriteSignature,
     Doorbell,
+    EventRequest,
     Probe,
     ProbeEvent,
     XlateSignature,
     XlateStatus,
 )
-from ..stream.buffer import StreamRegister
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 
 __all__ = ["CqeWriter"]
+
+NO_EQ = 255  # event queue number of a CQ without one
+ARM_NEXT, ARM_SOLICITED = 1, 2  # doorbell arm codes
 
 TAG_BITS = 3
 CQE_LOG_BYTES = CQE_BYTES.bit_length() - 1
@@ -42,7 +44,14 @@ class _Written(data.StructLayout):
     """What is remembered of a CQE until its write response."""
 
     def __init__(self, p: Params):
-        super().__init__({"cqn": p.cqn_bits, "qpn": 24, "index": 16, "opcode": 8, "status": 8})
+        super().__init__({"cqn": p.cqn_bits, "qpn": 24, "index": 16, "opcode": 8, "status": 8, "solicited": 1})
+
+
+class _Visible(data.StructLayout):
+    """A CQE that is in memory; ``solicited``: a receive with SE, or an error (R-CQ-5)."""
+
+    def __init__(self, p: Params):
+        super().__init__({"cqn": p.cqn_bits, "solicited": 1})
 
 
 class CqeWriter(wiring.Component):
@@ -54,13 +63,19 @@ class CqeWriter(wiring.Component):
 
     When the ring is full (producer - consumer == size) nothing is overwritten: ``overflow`` pulses, the CQ is put in error
     (``valid`` 0) and named on ``cq_error`` (R-CQ-6). A CQE that cannot be translated or written does the same, without
-    ``overflow``. A CQ that is not valid swallows its CQEs. One CQ is named once, though CQEs under way may fail together.
+    ``overflow``. A CQ that is not valid swallows its CQEs. One CQ is named once, though CQEs under way may fail together; there
+    is room for all names.
+
+    A doorbell with an arm code arms the CQ (R-CQ-5): the next CQE (1), or the next that is solicited or an error (2), makes one
+    event for the CQ's event queue when it is in memory, and disarms. A CQE whose write was answered after the arming always
+    does; one that became visible earlier is found by a poll after the arming.
 
     Timing: one CQE per 5 cycles; translations and writes of several CQEs are under way, in order, so the CQEs of a CQ become
     visible in order. No more writes are under way than there is room for their responses.
 
     Members: ``cqe``, ``doorbell``, ``ctx``, ``cycle`` (64) in; ``xlate``, ``write`` clients; ``cq_error`` (CQN) stream;
-    ``overflow`` pulse; ``probe_doorbell`` (CQ_DOORBELL), ``probe`` (CQE_WRITTEN).
+    ``overflow`` pulse; ``event`` EventRequest stream; ``mark`` pulse, answered by ``marked`` when no CQE taken in before is under
+    way; ``probe_doorbell`` (CQ_DOORBELL), ``probe`` (CQE_WRITTEN).
     """
 
     tag_bits = TAG_BITS
@@ -77,6 +92,9 @@ class CqeWriter(wiring.Component):
             "write": Out(DmaWriteSignature(p)),
             "cq_error": Out(stream.Signature(p.cqn_bits)),
             "overflow": Out(1),
+            "event": Out(stream.Signature(EventRequest(p))),
+            "mark": In(1),
+            "marked": Out(1),
             "probe_doorbell": Out(Probe()),
             "probe": Out(Probe()),
         })
@@ -84,35 +102,74 @@ class CqeWriter(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.cqs = cqs = ContextTable(p, CtxTable.CQ, CQ_CTX, p.num_cqs, engine_writes=True)
-        m.submodules.consumers = consumers = ContextTable(p, CtxTable.CQ_CONSUMER, COUNTER, p.num_cqs, engine_writes=True)
+        m.submodules.cqs = cqs = ContextTable(p, CtxTable.CQ, CQ_CTX, p.num_cqs, read_ports=2, engine_writes=True)
+        m.submodules.consumers = consumers = ContextTable(p, CtxTable.CQ_CONSUMER, CQ_CONSUMER, p.num_cqs, read_ports=2,
+                                                          engine_writes=True)  # fmt: skip
         m.submodules.translate = translate = OrderedXlate(p, TAG_BITS, _Item(p))
         m.submodules.failures = failures = StreamFifo(p.cqn_bits, self.under_way)
-        m.submodules.errors = errors = StreamRegister(p.cqn_bits)
+        m.submodules.errors = errors = StreamFifo(p.cqn_bits, p.num_cqs)
         wiring.connect(m, translate.xlate, wiring.flipped(self.xlate))
         wiring.connect(m, errors.o, wiring.flipped(self.cq_error))
 
+        m.submodules.visible = self._visible = StreamFifo(_Visible(p), self.under_way)
         self._returned = Signal(2)  # CQEs that ended in this cycle
+        self._answered = Signal()  # a translated CQE went to the bus, or failed
+        self._credits = Signal(range(self.under_way + 1), init=self.under_way)
+        self._disarm = Signal()
         self._doorbells(m, consumers)
+        self._notify(m, cqs, consumers)
         self._choose(m, cqs, consumers, translate, failures, errors)
         self._write(m, translate.response, failures)
         watch(m, "write_data", self.write.data)
         watch(m, "write_command", self.write.command)
         watch(m, "cq_error", self.cq_error)
+        watch(m, "event", self.event)
         return m
 
     def _doorbells(self, m, consumers):
         m.d.comb += [
-            self.doorbell.ready.eq(1),
-            consumers.write_en.eq(self.doorbell.valid),
-            consumers.write_index.eq(self.doorbell.p.id),
-            consumers.write_words.eq(1),
+            self.doorbell.ready.eq(~self._disarm),
+            consumers.write_en.eq(self.doorbell.valid | self._disarm),
             consumers.write_data.value.eq(self.doorbell.p.counter),
-            self.probe_doorbell.valid.eq(self.doorbell.valid),
+            self.probe_doorbell.valid.eq(self.doorbell.valid & self.doorbell.ready),
             self.probe_doorbell.event.eq(ProbeEvent.CQ_DOORBELL),
             self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
             self.probe_doorbell.length.eq(self.doorbell.p.counter),
         ]
+        with m.If(self._disarm):
+            m.d.comb += [consumers.write_index.eq(self._visible.o.p.cqn), consumers.write_words.eq(0b10)]
+        with m.Else():
+            m.d.comb += [
+                consumers.write_index.eq(self.doorbell.p.id),
+                consumers.write_words.eq(Cat(1, self.doorbell.p.arm != 0)),
+                consumers.write_data.arm.eq(self.doorbell.p.arm),
+            ]
+
+    def _notify(self, m, cqs, consumers):
+        """Visible CQEs, oldest first: an armed CQ makes its event (R-CQ-5)."""
+        visible = self._visible.o
+        arm = consumers.read(1)[1].arm
+        eqn = cqs.read(1)[1].eqn
+        fires = Signal()
+        m.d.comb += [
+            cqs.read(1)[0].eq(visible.p.cqn),
+            consumers.read(1)[0].eq(visible.p.cqn),
+            self.event.p.type.eq(EventType.COMPLETION),
+            fires.eq((eqn != NO_EQ) & ((arm == ARM_NEXT) | ((arm == ARM_SOLICITED) & visible.p.solicited))),
+        ]
+        with m.FSM(name="notify"):
+            with m.State("Idle"):
+                with m.If(visible.valid & ~self.event.valid):
+                    m.next = "Read"
+            with m.State("Read"):
+                m.next = "Decide"
+            with m.State("Decide"):
+                # An arming between the read and now counts for the next CQE; this one was visible before it.
+                m.d.comb += [visible.ready.eq(1), self._disarm.eq(fires)]
+                m.d.sync += [self.event.valid.eq(fires), self.event.p.eqn.eq(eqn), self.event.p.id.eq(visible.p.cqn)]
+                m.next = "Idle"
+        with m.If(self.event.valid & self.event.ready):
+            m.d.sync += self.event.valid.eq(0)
 
     def _choose(self, m, cqs, consumers, translate, failures, errors):
         """Reads the CQ's context, gives the CQE its place, or puts the CQ in error. One CQE or failure at a time."""
@@ -123,8 +180,8 @@ class CqeWriter(wiring.Component):
         start = Signal()
         working = Signal()
         conflict = Signal()
-        credits = Signal(range(self.under_way + 1), init=self.under_way)
-        spent = Signal()
+        credits = self._credits
+        spent = self._spent = Signal(name="spent")
         used = Signal(24)  # CQEs in the ring
         mask, size = Signal(24), Signal(24)  # ring size - 1, ring size
         full = Signal()
@@ -250,11 +307,12 @@ class CqeWriter(wiring.Component):
             finish.eq((commanded | (command.valid & command.ready))
                       & ((sent == beats) | (beat.valid & beat.ready & beat.p.last))),
             # The memory of `pending` is at most 3 cycles behind a response.
-            done.ready.eq(pending.o.valid),
+            done.ready.eq(pending.o.valid & self._visible.i.ready),
             responded.eq(done.valid & done.ready),
             bad_write.eq(responded & done.payload),
             bad_answer.eq(answer.valid & ~usable & ~bad_write),
             answer.ready.eq(finish | bad_answer),
+            self._answered.eq(answer.ready),
             self.write.accepted.ready.eq(1),
             pending.i.valid.eq(finish),
             pending.i.p.cqn.eq(answer.p.meta.cqn),
@@ -262,7 +320,11 @@ class CqeWriter(wiring.Component):
             pending.i.p.index.eq(cqe.wqe_counter),
             pending.i.p.opcode.eq(cqe.opcode),
             pending.i.p.status.eq(cqe.status),
-            pending.o.ready.eq(done.valid),
+            pending.i.p.solicited.eq(((cqe.flags & CqeFlags.SOLICITED.value) != 0) | (cqe.status != WcStatus.SUCCESS)),
+            self._visible.i.valid.eq(responded & ~done.payload),
+            self._visible.i.p.cqn.eq(pending.o.p.cqn),
+            self._visible.i.p.solicited.eq(pending.o.p.solicited),
+            pending.o.ready.eq(done.valid & self._visible.i.ready),
             failures.i.valid.eq(bad_write | bad_answer),
             failures.i.payload.eq(Mux(bad_write, pending.o.p.cqn, answer.p.meta.cqn)),
             self._returned.eq(responded + bad_answer),
@@ -280,7 +342,29 @@ class CqeWriter(wiring.Component):
                 m.d.sync += commanded.eq(1)
             with m.If(beat.valid & beat.ready):
                 m.d.sync += sent.eq(sent + 1)
+        self._marks(m, pending, responded)
         m.d.sync += [
             Assert(~failures.i.valid | failures.i.ready, "CQE writer: failures overflow"),
             Assert(~pending.i.valid | pending.i.ready, "CQE writer: writes overflow"),
         ]
+
+    def _marks(self, m, pending, responded):
+        """Counts out the CQEs that were under way at the mark: first until they are translated, then until they are written."""
+        translating = Signal.like(self._credits, init=0)  # CQEs that have a place and are not translated
+        left = Signal.like(self._credits, init=0)
+        m.d.sync += translating.eq(translating + self._spent - self._answered)
+        with m.FSM(name="mark"):
+            with m.State("Idle"):
+                m.d.sync += left.eq(translating - self._answered)
+                with m.If(self.mark):
+                    m.next = "Translating"
+            with m.State("Translating"):
+                m.d.sync += left.eq(left - self._answered)
+                with m.If(left == 0):
+                    m.d.sync += left.eq(pending.level + (pending.i.valid & pending.i.ready) - responded)
+                    m.next = "Writing"
+            with m.State("Writing"):
+                m.d.sync += left.eq(left - responded)
+                with m.If(left == 0):
+                    m.d.comb += self.marked.eq(1)
+                    m.next = "Idle"

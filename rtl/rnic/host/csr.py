@@ -41,7 +41,8 @@ class Csr(wiring.Component):
     Ports besides: ``doorbell_sq``, ``_rq``, ``_cq``, ``_eq``; ``counter_index`` and, two cycles later, ``counter_value``
     (`debug.counters.Counters`); ``eq_event`` pulses set bits of IRQ_CAUSE; ``irq``, one line per EQ, cause & mask; ``fatal``,
     ``reset_busy`` read in STATUS; ``reset_request`` pulses when software writes CONTROL bit 0 (the top does the reset);
-    ``cycle``, cycles since reset; ``timer_scale``.
+    ``cycle``, cycles since reset; ``timer_scale``. While ``reset_busy``, doorbells and commands are dropped, and the registers
+    software sets have their reset values.
 
     Timing: a write takes 3 cycles from its last channel to BVALID plus the wait for the doorbell's stream; a read 5 cycles.
     """
@@ -92,6 +93,11 @@ class Csr(wiring.Component):
             m.d.sync += self.command.valid.eq(0)
         with m.If(self.result.valid):
             m.d.sync += [self._busy.eq(0), self._status.eq(self.result.payload)]
+        with m.If(self.reset_busy):
+            m.d.sync += [
+                self._busy.eq(0), self._status.eq(0), self.command.valid.eq(0), self._cause.eq(0), self._mask.eq(0),
+                self.timer_scale.eq(self.timer_scale.init),
+            ]  # fmt: skip
         return m
 
     # -------------------------------------------------------------------------------------------------- writes
@@ -133,7 +139,7 @@ class Csr(wiring.Component):
                 m.next = "Act"
             with m.State("Act"):
                 m.d.comb += self.bad_id.eq(bad_id)
-                with m.If(~to_doorbell.any() | (to_doorbell & doorbell_ready).any()):
+                with m.If(~to_doorbell.any() | (to_doorbell & doorbell_ready).any() | self.reset_busy):
                     m.d.comb += act.eq(1)
                     m.d.sync += [to_doorbell.eq(0), bad_id.eq(0), bus.bvalid.eq(1)]
                     m.next = "Respond"
@@ -189,7 +195,7 @@ class Csr(wiring.Component):
         for i, (name, _, _) in enumerate(self.doorbells.values()):
             port = getattr(self, name)
             m.d.comb += [
-                port.valid.eq(chosen[i]),
+                port.valid.eq(chosen[i] & ~self.reset_busy),
                 port.payload.id.eq(number),
                 port.payload.counter.eq(datum[:24]),
                 port.payload.arm.eq(datum[30:]),

@@ -30,6 +30,7 @@ class Op(enum.IntEnum, shape=4):
     JUMP = 8  # to `high`
     WAIT = 9  # `high` cycles
     DONE = 10  # end with OK
+    FENCE = 11  # wait until nothing begun before is left in the streets (qp.fence); `select`: Kind.QP when a QP ends
 
 
 class Guard(enum.IntEnum, shape=5):
@@ -42,6 +43,10 @@ class Guard(enum.IntEnum, shape=5):
     TO_RTS = 24
     NOT_RUNNING = 25  # present state RESET or ERR
     HAS_LINK = 26  # the link register is not NO_EQ
+    GONE = 27  # the object looked at does not exist
+    BROKEN = 28  # the CQ looked at is in error
+    HAS_EVENT = 29  # the error has an async event
+    IN_RESET = 30  # present state RESET
     ALWAYS = 31
 
 
@@ -52,7 +57,7 @@ class Source(enum.IntEnum, shape=3):
     MAILBOX = 1  # mailbox word `word`
     IMAGE = 2  # word `word` of the QP image
     LINK = 3  # link of the object looked at
-    ERROR = 4  # QPN of the engine's error
+    ERROR = 4  # QPN or CQN of the engine's error, or QPN the search is at
     MTU = 5  # the port's
     MINUS_ONE = 6  # mailbox word - 1
 
@@ -73,6 +78,7 @@ class Test(enum.IntEnum, shape=4):
     EXTRA = 10  # an attribute that the transition does not allow
     MISSING = 11  # an attribute that it requires
     BAD_TYPE = 12
+    BROKEN = 13  # the CQ looked at is in error
 
 
 class Register(enum.IntEnum, shape=3):
@@ -85,6 +91,7 @@ class Register(enum.IntEnum, shape=3):
     TYPE = 4
     LINK = 5
     MTU = 6
+    SEARCH = 7  # begin the search for QPs whose CQ is in error
 
 
 class Kind(enum.IntEnum, shape=3):
@@ -100,20 +107,22 @@ class Kind(enum.IntEnum, shape=3):
     EQ_RING = 7
 
 
-class Action(enum.IntEnum, shape=2):
+class Action(enum.IntEnum, shape=3):
     """Changes of an object."""
 
     CREATE = 0  # exists, no users, link from the register
     DESTROY = 1
     USE = 2  # one user more
     UNUSE = 3
+    BREAK = 4  # a CQ is in error
 
 
-class Event(enum.IntEnum, shape=1):
+class Event(enum.IntEnum, shape=2):
     """Events to the engines."""
 
     SQ_KICK = 0
     RQ_FLUSH = 1
+    ASYNC = 2  # the async event of the error, to event queue 0
 
 
 def micro_op_layout() -> data.StructLayout:

@@ -11,15 +11,16 @@ from ..abi.fields import Struct
 from ..config import Params
 from .micro_op import ATTR_BITS, Action, Event, Guard, Kind, MicroOp, Op, Register, Source, Test
 
-__all__ = ["BAD_COMMAND_ENTRY", "ERROR_ENTRY", "RESET_MTU", "programs", "transition_rom"]
+__all__ = ["BAD_COMMAND_ENTRY", "BROKEN_CQ_ENTRY", "ERROR_ENTRY", "RESET_MTU", "SEARCH_ENTRY", "programs", "transition_rom"]
 
 IMAGE_SEND_CQ = 24  # words of the QP image behind those of CmdModifyQp
 IMAGE_RECV_CQ = 25
 STATE_WORD = 2  # CmdModifyQp: new_state (in the image: the present state), cur_state, type
-ERROR_ENTRY = 15  # where the program of an engine's QpError starts; the commands start at their codes
-BAD_COMMAND_ENTRY = 16  # codes that are no command start here
+ERROR_ENTRY = 31  # where the program of an engine's QpError starts; the commands start at their codes
+BAD_COMMAND_ENTRY = 32  # codes that are no command start here
+BROKEN_CQ_ENTRY = 33  # a CQ is in error
+SEARCH_ENTRY = 34  # one step of the search for the QPs of such a CQ
 RESET_MTU = 5  # path MTU code of the port until SET_PORT
-SETTLE_CYCLES = 64  # between taking a QP's state away and clearing what its engines write
 
 
 # Which attribute brings which fields of CmdModifyQp.
@@ -201,6 +202,7 @@ def _regions(b: _Program) -> None:
     b.fail_if(Test.LINK_DIFFERS, CmdStatus.NOT_FOUND, width=8, **key)  # R-MR-1
     b.op(Op.LOAD, select=Register.INDEX, **index)
     b.store(CtxTable.TPT, 0)
+    b.op(Op.FENCE)
     b.op(Op.OBJECT, select=Kind.MR, place=Action.DESTROY, **index)
     b.op(Op.DONE)
 
@@ -233,8 +235,9 @@ def _completion(b: _Program) -> None:
         b.op(Op.OBJECT, select=kind, place=Action.CREATE, **_field(struct, number))
         if cq:
             b.op(Op.OBJECT, select=Kind.EQ, place=Action.USE, **link)
-            b.store(CtxTable.CQ_CONSUMER, 0)
-        b.store(table, 1)  # producer
+            b.clear({CtxTable.CQ_CONSUMER: abi.CQ_CONSUMER})
+        for word in range(1, (abi.CQ_CTX if cq else abi.EQ_CTX).size // 4):  # counters
+            b.store(table, word)
         b.ring(_word(struct, "ring"), ring)
         b.op(Op.CTX, table=table, place=0, bytes=7 if cq else 3, source=Source.MAILBOX, word=_word(struct, "valid"))
         b.op(Op.DONE)
@@ -244,6 +247,7 @@ def _completion(b: _Program) -> None:
         b.fail_if(Test.ABSENT, CmdStatus.NOT_FOUND)
         b.fail_if(Test.USED, CmdStatus.IN_USE)
         b.store(table, 0)
+        b.op(Op.FENCE)
         b.store(CtxTable.TPT, 0, select=ring)
         if cq:
             b.op(Op.OBJECT, select=Kind.EQ, place=Action.UNUSE, **link)
@@ -268,6 +272,7 @@ def _queue_pairs(b: _Program) -> None:
     for name in ("send_cqn", "recv_cqn"):
         b.find(Kind.CQ, struct, name, p.num_cqs)
         b.fail_if(Test.ABSENT, CmdStatus.NOT_FOUND)
+        b.fail_if(Test.BROKEN, CmdStatus.BAD_STATE)  # R-CQ-6
     b.ring_checks(_word(struct, "sq_ring"), ring=True)
     b.ring_checks(_word(struct, "rq_ring"), ring=True)
     b.op(Op.LOAD, select=Register.INDEX, **_field(struct, "qpn"))
@@ -308,9 +313,9 @@ def _queue_pairs(b: _Program) -> None:
 
 
 def _reset(b: _Program) -> None:
-    """R-QP-4: the engines see the state first; what they still write while they notice is cleared afterwards."""
+    """R-QP-4, R-QP-7: the engines see the state first; when nothing of the QP is left in them, what they wrote is cleared."""
     b.states(high=int(QpState.RESET))
-    b.op(Op.WAIT, high=SETTLE_CYCLES)
+    b.op(Op.FENCE, select=Kind.QP)
     b.clear(_HOT)
 
 
@@ -391,9 +396,39 @@ def _modify(b: _Program) -> None:
     b.label("qp_error")
     b.op(Op.LOAD, select=Register.INDEX, source=Source.ERROR)
     b.op(Op.LOAD, select=Register.STATE, source=Source.IMAGE, word=STATE_WORD)
-    b.op(Op.JUMP, guard=Guard.NOT_RUNNING, high="error_done")
+    b.op(Op.JUMP, guard=Guard.NOT_RUNNING, high="error_report")
     _error(b)
+    b.label("error_report")
+    b.op(Op.JUMP, guard=Guard.IN_RESET, high="error_done")
+    b.op(Op.EVENT, guard=Guard.HAS_EVENT, select=Event.ASYNC)
     b.label("error_done")
+    b.op(Op.DONE)
+
+
+def _broken_cq(b: _Program) -> None:
+    """R-CQ-6: mark the CQ, then look at every QP in steps between which commands may come."""
+    b.label("broken_cq")
+    b.op(Op.LOOK, select=Kind.CQ, source=Source.ERROR)
+    b.op(Op.JUMP, guard=Guard.GONE, high="broken_done")
+    b.op(Op.OBJECT, select=Kind.CQ, place=Action.BREAK, source=Source.ERROR)
+    b.op(Op.EVENT, select=Event.ASYNC)
+    b.op(Op.LOAD, select=Register.SEARCH)
+    b.label("broken_done")
+    b.op(Op.DONE)
+
+    b.label("search")
+    b.op(Op.LOAD, select=Register.INDEX, source=Source.ERROR)
+    b.op(Op.LOOK, select=Kind.QP, source=Source.ERROR)
+    b.op(Op.JUMP, guard=Guard.GONE, high="search_done")
+    b.op(Op.LOAD, select=Register.STATE, source=Source.IMAGE, word=STATE_WORD)
+    b.op(Op.JUMP, guard=Guard.NOT_RUNNING, high="search_done")
+    for word in (IMAGE_SEND_CQ, IMAGE_RECV_CQ):
+        b.op(Op.LOOK, select=Kind.CQ, source=Source.IMAGE, word=word, width=24)
+        b.op(Op.JUMP, guard=Guard.BROKEN, high="search_found")
+    b.label("search_done")
+    b.op(Op.DONE)
+    b.label("search_found")
+    _error(b)
     b.op(Op.DONE)
 
 
@@ -408,9 +443,11 @@ def programs(p: Params) -> list[MicroOp]:
             b.fail_if(Test.ALWAYS, CmdStatus.BAD_COMMAND)
     b.op(Op.JUMP, high="qp_error")
     b.fail_if(Test.ALWAYS, CmdStatus.BAD_COMMAND)
+    b.op(Op.JUMP, high="broken_cq")
+    b.op(Op.JUMP, high="search")
     b.label("NOP")
     b.op(Op.DONE)
-    for part in (_port, _regions, _completion, _queue_pairs, _modify):
+    for part in (_port, _regions, _completion, _queue_pairs, _modify, _broken_cq):
         part(b)
     for op in b.ops:
         if isinstance(op.high, str):

@@ -11,14 +11,14 @@ __all__ = ["ObjectState", "ObjectTable", "QpImage"]
 
 
 class ObjectState(data.StructLayout):
-    """One object. ``link``: MR: variant; CQ: its event queue."""
+    """One object. ``link``: MR: variant; CQ: its event queue. ``broken``: the CQ is in error (R-CQ-6)."""
 
     def __init__(self):
-        super().__init__({"exists": 1, "users": 16, "link": 8})
+        super().__init__({"exists": 1, "broken": 1, "users": 16, "link": 8})
 
 
 class ObjectTable(wiring.Component):
-    """MRs, CQs, EQs and QPs in one memory, none exists after power-up.
+    """MRs, CQs, EQs and QPs in one memory, none exists after power-up (`qp.sweep` after any other reset).
 
     Ports: ``kind`` (microcode.Kind, the first four) and ``number`` (in range) choose the object; ``object`` is its state three
     cycles later; ``write`` for one cycle writes ``new``, with ``kind`` and ``number`` stable since the cycle before.
@@ -34,7 +34,7 @@ class ObjectTable(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         depth = sum(self.counts.values())
-        m.submodules.objects = objects = memory.Memory(shape=ObjectState(), depth=depth, init=[])
+        m.submodules.store = objects = memory.Memory(shape=ObjectState(), depth=depth, init=[])
         read, write = objects.read_port(), objects.write_port()
         address = Signal(range(depth))
         with m.Switch(self.kind):
@@ -65,7 +65,7 @@ class QpImage(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.image = image = self.memory
+        m.submodules.store = image = self.memory
         read, write = image.read_port(), image.write_port(granularity=8)
         m.d.comb += [
             read.addr.eq(Cat(self.word, self.qpn)),

@@ -323,7 +323,14 @@ class Segmenter(wiring.Component):
                     self._window_full.eq(window_full),
                 ]
                 m.next = "IDLE"
-                with m.If(mine):
+                with m.If(wqe.marker):
+                    m.next = "CHECK"
+                    with m.If(job_free):
+                        m.d.sync += [
+                            job.valid.eq(1), job.payload.marker.eq(1), job.payload.inline.eq(0), job.payload.header.length.eq(0),
+                        ]  # fmt: skip
+                        m.next = "IDLE"
+                with m.Elif(mine):
                     with m.If(running):
                         m.next = "PACKET"
                         with m.If(failed):
@@ -506,6 +513,7 @@ class Segmenter(wiring.Component):
             job.pd.eq(wqe.pd),
             job.wqe_index.eq(wqe.index),
             job.inline.eq(wqe.inline & ~wqe.reads),
+            job.marker.eq(0),
         ]
 
     def _elaborate_probes(self, m):

@@ -23,7 +23,8 @@ class WqeFetch(wiring.Component):
     A job waits in one of up to 8 slots for its translation; jobs of other QPs overtake it, jobs of one QP keep their order.
     A translated job becomes a host read (two or more when the translation is good for less than the job: nothing else is
     issued in between), and its data is held back until the last word: a read error marks *every* WQE of the job with
-    ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does.
+    ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does. A marker job reads nothing; it
+    leaves, as a FetchedWqe with ``marker`` and ``error``, behind all jobs that came before it, of any QP.
 
     Ports: ``job``; ``xlate`` (client, ring entries; tag width ``tag_bits``), ``read`` (client); ``wqe``; ``probe``
     (WQE_FETCH, one per host read).
@@ -50,7 +51,7 @@ class WqeFetch(wiring.Component):
         p = self.p
         m = Module()
         self._job_shape = data.StructLayout({
-            "qpn": p.qpn_bits, "index": 16, "count": p.wqe_batch_bits, "epoch": 8, "wide": 1,
+            "qpn": p.qpn_bits, "index": 16, "count": p.wqe_batch_bits, "epoch": 8, "wide": 1, "marker": 1,
         })  # fmt: skip
         self._max_units = 2 * p.wqe_batch  # of 64 bytes, in a job
         token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "units": range(self._max_units + 1)})
@@ -104,7 +105,7 @@ class WqeFetch(wiring.Component):
         m.d.sync += [waits_for[i].eq(waits_for[i] & ~done_mask) for i in range(n)]
         with m.If(intake):
             m.d.sync += [
-                request.valid.eq(1),
+                request.valid.eq(~job.marker),
                 request.payload.tag.eq(free),
                 request.payload.ring.eq(1),
                 request.payload.key.eq(p.tpt_sq_base + job.qpn),
@@ -115,9 +116,11 @@ class WqeFetch(wiring.Component):
                 slots[free].job.count.eq(job.count),
                 slots[free].job.epoch.eq(job.epoch),
                 slots[free].job.wide.eq(wide),
+                slots[free].job.marker.eq(job.marker),
+                slots[free].error.eq(job.marker),  # nothing to read
                 slots[free].va.eq(Mux(wide, place << 7, place << 6)),
                 slots[free].left.eq(length),
-                waits_for[free].eq(same_qp & ~done_mask),
+                waits_for[free].eq(Mux(job.marker, used, same_qp) & ~done_mask),
                 Assert(length <= 4096, Format("WqeFetch: job of {} bytes", length)),
             ]
 
@@ -179,7 +182,8 @@ class WqeFetch(wiring.Component):
             ]
         m.d.sync += [
             used.eq((used | (intake << free)) & ~done_mask),
-            translated.eq((translated | (response.valid << response.payload.tag)) & ~(issue << pick)),
+            translated.eq((translated | (response.valid << response.payload.tag) | ((intake & job.marker) << free))
+                          & ~(issue << pick)),
             Assert((response.valid << response.payload.tag) & ~used == 0, Format("WqeFetch: answer to an empty slot")),
             self.probe.valid.eq(issue & ~chosen.error),
             self.probe.event.eq(ProbeEvent.WQE_FETCH),
@@ -268,6 +272,7 @@ class WqeFetch(wiring.Component):
                 out.payload.qpn.eq(job.qpn),
                 out.payload.index.eq(job.index + done),
                 out.payload.epoch.eq(job.epoch),
+                out.payload.marker.eq(job.marker),
                 out.payload.error.eq(token.payload.error),
                 done.eq(Mux(token.ready, 0, done + 1)),
             ]

@@ -5,11 +5,12 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..abi import RESPONDER_HOT, CtxTable, VendorError, WcOpcode, WcStatus
+from ..abi import RESPONDER_HOT, CtxTable, EventType, VendorError, WcOpcode, WcStatus
 from ..config import Params
 from ..records import CqeRequest, CtxBus, LandResult, Probe, ProbeEvent, QpError
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
+from ..wire.syndrome import NakCode
 from .lookup import Lookup
 from .queue import Queue
 from .records import Answer, JobKind, Placed, Release
@@ -318,9 +319,18 @@ class Complete(wiring.Component):
                 cqe.p.status.eq(job.status),
                 cqe.p.vendor_err.eq(job.vendor_err),
             ]
+            with m.If(~job.in_use):
+                with m.Switch(job.syndrome[:5]):
+                    with m.Case(NakCode.INVALID_REQUEST, NakCode.INVALID_RD_REQUEST):
+                        m.d.comb += error.p.event.eq(EventType.QP_REQ_ERR)
+                    with m.Case(NakCode.REMOTE_ACCESS):
+                        m.d.comb += error.p.event.eq(EventType.QP_ACCESS_ERR)
+                    with m.Default():
+                        m.d.comb += error.p.event.eq(EventType.QP_FATAL)
         with m.Elif(job.bus_error):
             m.d.comb += [
                 error.valid.eq(1),
+                error.p.event.eq(EventType.QP_FATAL),
                 poison.valid.eq(1),
                 cqe.valid.eq(job.in_use | job.complete),
                 cqe.p.status.eq(WcStatus.LOC_QP_OP_ERR),

@@ -48,7 +48,8 @@ class ReadResponse(wiring.Component):
     """Sends answer packets in order, those with payload through a `Gather` of its own with the right REMOTE_READ.
 
     ``count_addr``/``count``: packets of a QP that have left, failed or been dropped since power-up, modulo 2**16; 1 cycle.
-    After a failure all later packets of the QP are dropped until it is taken from ``clear``.
+    After a failure all later packets of the QP are dropped until it is taken from ``clear``. ``marked`` pulses when all packets
+    that were being translated or read at the ``mark`` pulse have left.
 
     Timing: see `Gather`; ``depth`` packets wait in front of it.
 
@@ -69,6 +70,8 @@ class ReadResponse(wiring.Component):
             "count_addr": In(p.qpn_bits),
             "count": Out(COUNT_BITS),
             "gone": Out(1),
+            "mark": In(1),
+            "marked": Out(1),
             "level": Out(range(depth + 1)),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
@@ -88,20 +91,23 @@ class ReadResponse(wiring.Component):
         packet, job, segment = waiting.o.p, gather.job, gather.segment
         # Job and segment go together, each taken once.
         segment_taken = Signal()
+        wanted, marker = Signal(), Signal()  # a marker goes behind the packet that is offered
         has_payload = Signal()
         m.d.comb += [
             has_payload.eq(packet.length != 0),
-            segment.valid.eq(waiting.o.valid & has_payload & ~segment_taken),
+            segment.valid.eq(waiting.o.valid & ~marker & has_payload & ~segment_taken),
             segment.p.va.eq(packet.va),
             segment.p.lkey.eq(packet.rkey),
             segment.p.length.eq(packet.length),
             segment.p.last.eq(1),
-            job.valid.eq(waiting.o.valid),
-            waiting.o.ready.eq(job.ready),
+            job.valid.eq(waiting.o.valid | marker),
+            job.p.marker.eq(marker),
+            waiting.o.ready.eq(job.ready & ~marker),
+            self.marked.eq(gather.marker_out),
             job.p.header.qpn.eq(packet.qpn),
             job.p.header.opcode.eq(packet.opcode),
             job.p.header.psn.eq(packet.psn),
-            job.p.header.length.eq(packet.length),
+            job.p.header.length.eq(Mux(marker, 0, packet.length)),
             job.p.header.swap.eq(packet.original),
             job.p.header.syndrome.eq(packet.syndrome),
             job.p.header.msn.eq(packet.msn),
@@ -109,6 +115,12 @@ class ReadResponse(wiring.Component):
             job.p.wqe_index.eq(packet.quiet),
             self.level.eq(waiting.level),
         ]
+        with m.If(self.mark):
+            m.d.sync += wanted.eq(1)
+        with m.If(marker & job.ready):
+            m.d.sync += marker.eq(0)
+        with m.Elif(wanted & ~marker & (~waiting.o.valid | job.ready)):
+            m.d.sync += [wanted.eq(0), marker.eq(1)]
         with m.If(job.valid & job.ready):
             m.d.sync += segment_taken.eq(0)
         with m.Elif(segment.valid & segment.ready):

@@ -51,7 +51,8 @@ class Responder(wiring.Component):
     `ReadResponse`.
 
     Jobs keep the order of the requests. A QP that fails is dropped in `Place` until a command writes word 0 of its
-    ResponderHot (ePSN). A flush event ends with ``drained`` for one cycle: nothing of that QP is left inside.
+    ResponderHot (ePSN). A flush event ends with ``drained`` for one cycle: nothing of that QP is left inside. ``mark`` is
+    answered by ``marked`` when the READ responses being translated or read at that moment have left.
 
     ``land`` brings data of own READs and ATOMICs, which shares everything from `Place` on (`LandMerge`); every item has its
     answer on ``landed``, in order.
@@ -98,6 +99,8 @@ class Responder(wiring.Component):
             "error_drop": Out(1),
             "drained": Out(1),
             "drained_qpn": Out(p.qpn_bits),
+            "mark": In(1),
+            "marked": Out(1),
             **{name: Out(Probe()) for name in self.PROBES},
         })
 
@@ -155,6 +158,8 @@ class Responder(wiring.Component):
             self.error_drop.eq(place.error_drop),
             self.drained.eq(resources.drained),
             self.drained_qpn.eq(resources.drained_qpn),
+            response.mark.eq(self.mark),
+            self.marked.eq(response.marked),
             self.probe_checked.eq(sequence.probe_checked),
             self.probe_taken.eq(sequence.probe_taken),
             self.probe_doorbell.eq(sequence.probe_doorbell),

@@ -48,6 +48,7 @@ class Gather(wiring.Component):
 
     ``gone`` pulses when a packet has left, failed or been dropped; ``at_hand`` is its header, and that of the packet a
     ``failure`` is about. ``rights``: abi.Access bits the memory must allow (0: a local read).
+    A marker (TxJob.marker) makes no packet: ``marker_out`` pulses when all packets before it have left here.
 
     Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
     LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
@@ -69,6 +70,7 @@ class Gather(wiring.Component):
             "failure": Out(stream.Signature(SendFailure(p))),
             "gone": Out(1),
             "at_hand": Out(TxHeader(p)),
+            "marker_out": Out(1),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
             "probe_translated": Out(Probe()),
@@ -175,8 +177,9 @@ class Gather(wiring.Component):
             self.payload.valid.eq(payload_left & ~dropped & source.valid),
             self.payload.payload.eq(source.payload),
             finished.eq(here & ~header_left & ~payload_left & ~failure_left),
+            self.marker_out.eq(finished & job.marker),
             self.failure.valid.eq(failure_left & ~header_left & ~payload_left),
-            self.gone.eq(finished),
+            self.gone.eq(finished & ~job.marker),
             self.at_hand.eq(job.header),
             self.failure.payload.qpn.eq(job.header.qpn),
             self.failure.payload.wqe_index.eq(job.wqe_index),
@@ -218,7 +221,7 @@ class Gather(wiring.Component):
                 job.eq(flight.o.payload.job),
                 status.eq(flight.o.payload.status),
                 here.eq(1),
-                header_left.eq(~next_failed & ~next_dropped),
+                header_left.eq(~next_failed & ~next_dropped & ~flight.o.payload.job.marker),
                 payload_left.eq(~next_failed & (flight.o.payload.job.header.length != 0)),
                 failure_left.eq(next_failed & ~next_dropped),
                 dropped.eq(next_dropped),

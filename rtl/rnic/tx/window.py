@@ -41,8 +41,9 @@ class TranslateWindow(wiring.Component):
     """Takes jobs and their segments, translates all segments, hands on jobs whose segments are all translated.
 
     A packet leaves when all its segments are answered and no older packet of its QP is left; packets of different QPs
-    overtake each other, packets with inline payload keep their order among all QPs. A segment is asked for as a whole
-    (PD of the job, ``rights``: abi.Access bits, 0 for a local read) and, when the answer covers less, once more for the rest: a span ends at a 4 KiB page or with
+    overtake each other, packets with inline payload keep their order among all QPs; a marker leaves behind all before it. A
+    segment is asked for as a whole (PD of the job, ``rights``: abi.Access bits, 0 for a local read) and, when the answer
+    covers less, once more for the rest: a span ends at a 4 KiB page or with
     the segment, which has at most 4096 bytes, so there are no third pieces (Assert). Segments of length 0 are skipped
     (R-WQ-4). The first error of a packet is its status.
 
@@ -206,7 +207,7 @@ class TranslateWindow(wiring.Component):
         for other in range(self.slots):
             m.d.comb += older[other].eq(
                 self._waiting[other] & ~self._picked[other]
-                & ((self._qpn[other] == job.header.qpn) | (self._inline[other] & job.inline)))
+                & ((self._qpn[other] == job.header.qpn) | (self._inline[other] & job.inline) | job.marker))
         for other in range(self.slots):
             with m.If(self._closed[other]):
                 m.d.sync += [
