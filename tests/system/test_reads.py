@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.system.test_slice import Region, write_wr
 
 from rnic.wire.frame import parse_frame
 from rnic.wire.opcode import Opcode
@@ -10,7 +11,6 @@ from rnic_sim.enums import AccessFlags, QPState, SendFlags, WCOpcode, WCStatus, 
 from rnic_sim.lab import Lab
 from rnic_sim.qp import QPCap
 from rnic_sim.verbs import SGE, SendWR
-from tests.system.test_slice import Region, write_wr
 
 S = SendFlags.SIGNALED
 CONFIGS = ["tiny", "hundred"]
@@ -111,15 +111,16 @@ def test_both_ends_read_and_write(config):
         homes = [Region(q.pd, 6000) for q in ends]  # read by the peer
         results, inboxes = [Region(q.pd, 6000) for q in ends], [Region(q.pd, 6000) for q in ends]
         data = [rng.randbytes(6000) for _ in ends]
-        want = []
-        for i, q in enumerate(ends):
-            homes[i].put(data[i])
+        want, arrives = [], [bytearray(b"\xa5" * 6000) for _ in ends]
+        for home, content in zip(homes, data, strict=True):
+            home.put(content)
         for i, q in enumerate(ends):
             wrs, got = [], bytearray(b"\xa5" * 6000)
             for k in range(12):
                 n, other = rng.choice([1, 64, 300, 500]), 1 - i
                 if k % 3 == 2:
                     wrs.append(write_wr(k, [homes[i].sge(n, 500 * k)], inboxes[other].mr.rkey, inboxes[other].addr + 500 * k))
+                    arrives[other][500 * k : 500 * k + n] = data[i][500 * k : 500 * k + n]
                 else:
                     wrs.append(read_wr(k, [results[i].sge(n, 500 * k)], homes[other].mr.rkey, homes[other].addr + 500 * k))
                     got[500 * k : 500 * k + n] = data[other][500 * k : 500 * k + n]
@@ -129,6 +130,8 @@ def test_both_ends_read_and_write(config):
             wcs = lab.wait_wc(q.scq, 12, max_cycles=60_000)
             assert [(wc.wr_id, wc.status) for wc in wcs] == [(k, WCStatus.SUCCESS) for k in range(12)]
             results[i].expect(want[i])
+        for inbox, content in zip(inboxes, arrives, strict=True):
+            inbox.expect(bytes(content))
 
 
 @pytest.mark.parametrize("what", ["rkey", "lkey", "bounds", "lkey later"])
