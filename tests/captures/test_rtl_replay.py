@@ -26,10 +26,12 @@ class Until:
 
 
 ALL = Until(lambda post: False)
-WRITE_SEND = Until(lambda post: post.op in READ_ATOMIC)
 
-READ = "READ and ATOMIC"
 RETRY = "retransmission"
+MERGED = "a duplicate of a request not yet answered gets no answer of its own (R-DUP-5: the first one is on its way)"
+AGAIN = "a duplicate is answered together with every answer behind it; the peer resends one (R-DUP-3, R-DUP-5)"
+DEPTH = "a READ beyond max_dest_rd_atomic gets NAK invalid request (8.1 row 4); the peer recycles silently (section 21 #11)"
+NEWER = "a READ may return what a later WRITE placed (R-ORD-1)"
 WINDOW = "memory windows and invalidation"
 
 #: Capture names -> what the RTL does as a and as b: messages up to a limit, or the reason why not. The first match counts.
@@ -40,34 +42,41 @@ SUPPORTED: tuple[tuple[str, Until | str, Until | str], ...] = (
     ("rc_inline", ALL, ALL),
     ("rc_ipv4_tos", ALL, ALL),
     ("rc_flow_label0", ALL, ALL),
-    ("rc_multi_sge", WRITE_SEND, WRITE_SEND),
-    ("rc_psn_wrap", WRITE_SEND, WRITE_SEND),
+    ("rc_multi_sge", ALL, ALL),
+    ("rc_psn_wrap*", ALL, ALL),
     ("rc_ecn_ce", ALL, ALL),
     ("rc_err_badrkey_write*", ALL, ALL),
     ("rc_err_perm_write", ALL, ALL),
     ("rc_err_recv_lkey", ALL, ALL),
     ("rc_err_send_too_long", ALL, ALL),
     ("rc_err_peer_in_*", RETRY, ALL),
-    ("rc_err_qpperm_read", READ, ALL),
-    ("rc_err_*", READ, READ),
+    ("rc_err_qpperm_read", ALL, ALL),
+    ("rc_err_*", ALL, ALL),
     ("rc_dup_ack", ALL, ALL),
     ("rc_dup_send_only", ALL, ALL),
     ("rc_dup_write", ALL, ALL),
-    ("rc_dup_*", READ, READ),
+    ("rc_dup_fadd", ALL, MERGED),
+    ("rc_dup_*", ALL, ALL),
     ("rc_loss_exhausted", RETRY, ALL),
     ("rc_loss_write_*", RETRY, ALL),
     ("rc_loss_send_*", RETRY, ALL),
     ("rc_loss_multi_ack1", ALL, ALL),
-    ("rc_loss_*", READ, READ),
+    ("rc_loss_mixed_read_resp", RETRY, AGAIN),
+    ("rc_loss_*", RETRY, ALL),
+    ("rc_swap_read_resp", RETRY, ALL),
     ("rc_rnr_*", RETRY, ALL),
     ("rc_srq", ALL, "shared receive queues"),
-    ("rc_*read*", READ, READ),
-    ("rc_cas", READ, READ),
-    ("rc_fence", READ, READ),
-    ("rc_swap_*", READ, READ),
+    ("rc_*read*", ALL, ALL),
+    ("rc_cas", ALL, ALL),
+    ("rc_fence", ALL, ALL),
     ("crafted_atomic_unaligned", ALL, ""),
-    ("crafted_*atomic*", READ, ""),
-    ("crafted_*read*", READ, ""),
+    ("crafted_atomic_ok_and_dup", AGAIN, ""),
+    ("crafted_*atomic*", ALL, ""),
+    ("crafted_read_many", DEPTH, ""),
+    ("crafted_read_then_write", NEWER, ""),
+    ("crafted_req_read_acked", RETRY, ""),
+    ("crafted_req_read_retry_first", RETRY, ""),
+    ("crafted_*read*", ALL, ""),
     ("crafted_send_inv_*", WINDOW, ""),
     ("crafted_req_ack_partial", RETRY, ""),
     ("crafted_req_nak_seq_twice", RETRY, ""),
