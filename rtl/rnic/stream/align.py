@@ -163,12 +163,10 @@ class Packer(wiring.Component):
         flush = Signal()  # the word before ended its packet and overflowed: its rest goes out alone
         err = Signal()
         inside = Signal()
-        added = Signal(bits + 1)
         total = Signal(bits + 1)  # 0..2 lanes - 1
         step = Signal()
         m.d.comb += [
-            added.eq(Mux(flush, 0, word.count)),
-            total.eq(fill + added),
+            total.eq(fill + word.count),  # while `flush` of no meaning
             rotate.i.valid.eq(self.i.valid | flush),
             self.i.ready.eq(rotate.i.ready & ~flush),
             step.eq(rotate.i.valid & rotate.i.ready),
@@ -179,18 +177,18 @@ class Packer(wiring.Component):
         split = Signal()  # the packet's last byte leaves with the step after this one
         whole = Signal()
         m.d.comb += [
-            whole.eq(total >= lanes),
-            split.eq(word.last & whole & (total != lanes) & ~flush),
-            done.eq(flush | (word.last & ~split)),
+            whole.eq(~flush & (total >= lanes)),
+            split.eq(~flush & word.last & (total > lanes)),
+            done.eq(flush | (word.last & (total <= lanes))),
             rotate.i.payload.meta.emit.eq(whole | done),
-            rotate.i.payload.meta.overflow.eq(whole & ~flush),
+            rotate.i.payload.meta.overflow.eq(whole),
             rotate.i.payload.meta.last.eq(done),
             rotate.i.payload.meta.err.eq(err | (word.err & ~flush)),
         ]
         for lane in range(lanes):
             m.d.comb += [
                 rotate.i.payload.meta.old[lane].eq(_above(fill, lane)),
-                rotate.i.payload.meta.new[lane].eq(~_above(fill, lane) & (total > lane)),
+                rotate.i.payload.meta.new[lane].eq(~flush & ~_above(fill, lane) & (total > lane)),
             ]
         with m.If(step):
             m.d.sync += [
@@ -211,7 +209,7 @@ class Packer(wiring.Component):
             out.i.payload.keep.eq(item.meta.old | item.meta.new),
             out.i.payload.last.eq(item.meta.last),
             out.i.payload.err.eq(item.meta.last & item.meta.err),
-            rotate.o.ready.eq(out.i.ready | ~item.meta.emit),
+            rotate.o.ready.eq(out.i.ready),  # also for a word that gives no beat: a shorter path
         ]
         with m.If(rotate.o.valid & rotate.o.ready):
             m.d.sync += residue.eq(Mux(item.meta.overflow, item.data, merged))

@@ -72,7 +72,8 @@ class StreamFifo(wiring.Component):
 
         level = Signal(range(self.depth + 1))  # all items: memory, latch, output register
         stored = Signal(range(self.depth + 1))  # items in the memory alone
-        any_stored = Signal()  # stored != 0, and level != depth: registers, as both begin long paths
+        any_stored = Signal()  # stored != 0, stored == 1, level != depth: registers, as these begin long paths
+        one_stored = Signal()
         has_room = Signal(init=1)
         latched = Signal()  # the memory's output holds an item
         push = Signal()
@@ -102,10 +103,16 @@ class StreamFifo(wiring.Component):
                 if self.depth & (self.depth - 1):
                     with m.If(port.addr == self.depth - 1):
                         m.d.sync += port.addr.eq(0)
+        # One adder each, not two in a row.
+        with m.If(push != pop):
+            m.d.sync += level.eq(level + Mux(pop, -1, 1))
+        with m.If(store_write != store_read):
+            m.d.sync += [
+                stored.eq(stored + Mux(store_read, -1, 1)),
+                one_stored.eq(Mux(store_read, stored == 2, ~any_stored)),
+            ]
         m.d.sync += [
-            level.eq(level + push - pop),
-            stored.eq(stored + store_write - store_read),
-            any_stored.eq(store_write | (any_stored & ~(store_read & (stored == 1)))),
+            any_stored.eq(store_write | (any_stored & ~(store_read & one_stored))),
             has_room.eq(pop | (has_room & ~(push & (level == self.depth - 1)))),
         ]
         with m.If(store_read):
@@ -120,7 +127,7 @@ class StreamFifo(wiring.Component):
 
         m.d.sync += [
             Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
-            Assert((any_stored == (stored != 0)) & (has_room == (level != self.depth)), "StreamFifo: flags and levels differ"),
+            Assert((any_stored == (stored != 0)) & (one_stored == (stored == 1)) & (has_room == (level != self.depth)), "StreamFifo: flags and levels differ"),
             Assert(level == stored + latched + self.o.valid,
                    Format("StreamFifo: level {} but {} stored, {} latched, {} out", level, stored, latched,
                           self.o.valid)),

@@ -43,8 +43,10 @@ class Gather(wiring.Component):
     reason, or LOC_QP_OP_ERR / HOST_BUS; in the latter case the packet leaves with ``err`` on its last beat) and poisons its
     QP: that packet and all later ones of the QP are dropped, until a context write to word 0 of REQUESTER_HOT.
 
-    Timing: job to read command 11 cycles plus the translation; first word to first payload beat 1 more than `Packer`
-    (3 or 4 cycles), header one cycle later; one beat per cycle, one idle cycle between packets; one packet every 3 cycles.
+    Timing: job to read command 11 cycles plus the translation; first word to first payload beat as `Packer` (2 or
+    3 cycles), header one cycle later; one beat per cycle, one idle cycle between packets; one packet every 3 cycles.
+
+    A marker (TxJob.marker) makes no packet: ``marker_out`` pulses when all packets before it have left here.
 
     ``gone`` pulses when a packet has left, failed or been dropped; ``at_hand`` is its header, and that of the packet a
     ``failure`` is about. ``rights``: abi.Access bits the memory must allow (0: a local read).
@@ -95,10 +97,7 @@ class Gather(wiring.Component):
         m.d.comb += self.probe_translated.eq(window.probe)
 
         self._read(m, window, packer)
-        # Cuts the long way of ready from the arbiter back to the DMA engine.
-        m.submodules.packed = packed = SkidBuffer(Beat(p.data_width))
-        wiring.connect(m, packer.o, packed.i)
-        self._emit(m, flight, packed.o, inline.o)
+        self._emit(m, flight, packer.o, inline.o)
         for name in ("job", "segment", "inline", "header", "payload", "failure"):
             watch(m, name, getattr(self, name))
         watch(m, "command", self.read.command)
@@ -110,6 +109,8 @@ class Gather(wiring.Component):
         piece = pieces.payload
         # Commands under way: 1 for the last of its packet.
         m.submodules.ends = ends = StreamFifo(1, 2 * self.packets)
+        m.submodules.end = end = SkidBuffer(1)  # no FIFO behind a word's ready
+        wiring.connect(m, ends.o, end.i)
         rest = Signal()  # the second piece is due
         issued = Signal()
         command, word = self.read.command, self.read.word
@@ -125,14 +126,14 @@ class Gather(wiring.Component):
         with m.If(issued):
             m.d.sync += rest.eq(piece.two & ~rest)
         m.d.comb += [
-            packer.i.valid.eq(word.valid & ends.o.valid),
-            word.ready.eq(packer.i.ready & ends.o.valid),
+            packer.i.valid.eq(word.valid & end.o.valid),
+            word.ready.eq(packer.i.ready & end.o.valid),
             packer.i.payload.data.eq(word.payload.data),
             packer.i.payload.first.eq(word.payload.first),
             packer.i.payload.count.eq(word.payload.count),
-            packer.i.payload.last.eq(word.payload.last & ends.o.payload),
+            packer.i.payload.last.eq(word.payload.last & end.o.payload),
             packer.i.payload.err.eq(word.payload.err & word.payload.last),
-            ends.o.ready.eq(word.valid & word.ready & word.payload.last),
+            end.o.ready.eq(word.valid & word.ready & word.payload.last),
         ]
         if self.p.probe:
             m.d.comb += [
@@ -207,7 +208,8 @@ class Gather(wiring.Component):
         m.d.comb += [
             poison_read.addr.eq(flight.o.payload.job.header.qpn),
             next_failed.eq(flight.o.payload.status != XlateStatus.OK),
-            flight.o.ready.eq(looked[1] & (~here | finished)),
+            # Nothing is left to do: no packet at hand, or it is finished.
+            flight.o.ready.eq(looked[1] & ~header_left & ~payload_left & ~failure_left),
             following.eq(flight.o.valid & flight.o.ready),
         ]
         m.d.sync += [

@@ -106,7 +106,8 @@ class TranslateWindow(wiring.Component):
             self._waiting.eq((self._waiting | self._closed) & ~self._picked),
         ]
         for slot in range(slots):
-            m.d.sync += self._pending[slot].eq(self._pending[slot] + self._asked[slot] - self._answered[slot])
+            with m.If(self._asked[slot] != self._answered[slot]):
+                m.d.sync += self._pending[slot].eq(self._pending[slot] + Mux(self._answered[slot], -1, 1))
             with m.If(~self._closed[slot]):
                 m.d.sync += self._blocked[slot].eq(self._blocked[slot] & ~self._picked)
 
@@ -147,26 +148,26 @@ class TranslateWindow(wiring.Component):
         slot = Signal(range(self.slots))  # of the packet being taken in
         slot_valid = Signal()
         number = Signal(self.segment_bits + 1)  # segments with bytes so far
-        known = Signal()  # the job has been looked at
-        has_segments = Signal()
+        known = Signal()  # a job has been looked at and has a slot: it is one of these two
         open_packet = Signal()  # its segments are taken
+        bare_packet = Signal()  # has none
         take = Signal()  # a segment is taken
         ask = Signal()
         close = Signal()
         here = Signal(self.slots)
         m.d.comb += [
-            open_packet.eq(known & slot_valid & has_segments),
             request.valid.eq(open_packet & segment_valid & has_bytes),
             segment_ready.eq(open_packet & (request.ready | ~has_bytes)),
             take.eq(segment_valid & segment_ready),
             ask.eq(request.valid & request.ready),
-            close.eq(known & slot_valid & Mux(has_segments, take & segment.last, 1)),
+            close.eq(bare_packet | (take & segment.last)),
+            known.eq(self.job.valid & ~close & (slot_valid | ~self._busy.all())),
             self.job.ready.eq(close),
             here.eq(1 << slot),
         ]
         m.d.sync += [
-            known.eq(self.job.valid & ~close),
-            has_segments.eq((job.header.length != 0) & ~job.inline),
+            open_packet.eq(known & (job.header.length != 0) & ~job.inline),
+            bare_packet.eq(known & ((job.header.length == 0) | job.inline)),
         ]
 
         # A slot is taken before its packet is there.
@@ -174,9 +175,11 @@ class TranslateWindow(wiring.Component):
         for candidate in reversed(range(self.slots)):
             with m.If(~self._busy[candidate]):
                 m.d.comb += free.eq(candidate)
-        with m.If(~slot_valid | close):
+        with m.If(~slot_valid):
             m.d.sync += [slot.eq(free), slot_valid.eq(~self._busy.all()), number.eq(0)]
             m.d.comb += self._opened.eq(Mux(self._busy.all(), 0, 1 << free))
+        with m.Elif(close):
+            m.d.sync += slot_valid.eq(0)
 
         index = Cat(number[: self.segment_bits], slot)
         write = self._segments.write_port()
@@ -196,24 +199,34 @@ class TranslateWindow(wiring.Component):
             write.data.qpn.eq(job.header.qpn),
             write.data.psn.eq(job.header.psn),
             self._asked.eq(Mux(ask, here, 0)),
-            self._closed.eq(Mux(close, here, 0)),
         ]
         with m.If(ask & ~close):
             m.d.sync += number.eq(number + 1)
 
         job_write = self._jobs.write_port()
         m.d.comb += [job_write.addr.eq(slot), job_write.en.eq(close), job_write.data.eq(job)]
+        # The packet joins the waiting ones a cycle later, when that comes from registers: before the next one does.
+        closed = Signal(data.StructLayout({
+            "qpn": self.p.qpn_bits, "inline": 1, "marker": 1, "count": self.segment_bits + 1,
+        }))  # fmt: skip
+        m.d.sync += [
+            self._closed.eq(Mux(close, here, 0)),
+            closed.qpn.eq(job.header.qpn),
+            closed.inline.eq(job.inline),
+            closed.marker.eq(job.marker),
+            closed.count.eq(number + ask),
+        ]
         older = Signal(self.slots)
         for other in range(self.slots):
             m.d.comb += older[other].eq(
                 self._waiting[other] & ~self._picked[other]
-                & ((self._qpn[other] == job.header.qpn) | (self._inline[other] & job.inline) | job.marker))
+                & ((self._qpn[other] == closed.qpn) | (self._inline[other] & closed.inline) | closed.marker))
         for other in range(self.slots):
             with m.If(self._closed[other]):
                 m.d.sync += [
-                    self._count[other].eq(number + ask),
-                    self._qpn[other].eq(job.header.qpn),
-                    self._inline[other].eq(job.inline),
+                    self._count[other].eq(closed.count),
+                    self._qpn[other].eq(closed.qpn),
+                    self._inline[other].eq(closed.inline),
                     self._blocked[other].eq(older),
                 ]
 
@@ -355,7 +368,7 @@ class TranslateWindow(wiring.Component):
             pick.advance.eq(picking),
             job_read.addr.eq(pick.grant),
             job_read.en.eq(picking),
-            self._picked.eq(Mux(picking, 1 << pick.grant, 0)),
+            self._picked.eq(Mux(picking, pick.chosen, 0)),
         ]
         m.d.sync += job_latched.eq(picking)
         with m.If(self.o.ready):
