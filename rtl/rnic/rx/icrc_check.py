@@ -178,15 +178,19 @@ class IcrcCheck(wiring.Component):
 
         # Stage 4: the register, and the compare here or one cycle later.
         state, stepped, state_next = Signal(32), Signal(32), Signal(32)
-        multiply(m, stepped, state, state_masks(self.lanes))
+        # Two halves, so that the choice and the data's part join them in one LUT.
+        halves = Signal(32), Signal(32)
+        for half, part in zip(halves, (0xFFFF, 0xFFFF0000), strict=True):
+            multiply(m, half, state, [mask & part for mask in state_masks(self.lanes)])
+        m.d.comb += stepped.eq(halves[0] ^ halves[1])
         start_values = [step_zeros(ICRC_RESIDUE, self.lanes - (v.ip - start_index * self.lanes)) for v in VARIANTS[::2]]
         before = Signal(32)
         m.d.comb += [
             before.eq(Mux(start_4, Mux(vlan_4, start_values[1], start_values[0]), stepped)),
             state_next.eq(Mux(inside_4, before ^ data_part, state)),
         ]
-        with m.If(valid_4):
-            m.d.sync += state.eq(state_next)
+        with m.If(valid_4 & inside_4):
+            m.d.sync += state.eq(before ^ data_part)
         if self.latency == 3:
             m.d.comb += self.good.eq(state_next == residue)
         else:

@@ -17,9 +17,13 @@ from rnic.stream.check import watch
 from rnic.stream.fifo import StreamFifo
 from rnic.wire import headers as h
 from rnic.wire.layout import swap_bytes
-from rnic.wire.opcode import decode
+from rnic.wire.opcode import OpcodeFlags, decode
 
 __all__ = ["Parser"]
+
+
+# The opcode is decoded on the way into the queue: what is behind begins at the output of its memory.
+_QueuedHeader = data.StructLayout({"raw": RawHeader, "flags": OpcodeFlags})
 
 
 class Parser(wiring.Component):
@@ -70,7 +74,7 @@ class Parser(wiring.Component):
         m.submodules.geometry = geometry = PayloadGeometry()
         m.submodules.align = align = PayloadAlign(width)
         m.submodules.eth_fifo = eth_fifo = EthFifo(width, self.eth_depth)
-        m.submodules.header_queue = header_queue = HeaderQueue(RawHeader, header_depth)
+        m.submodules.header_queue = header_queue = HeaderQueue(_QueuedHeader, header_depth)
         m.submodules.payload_fifo = payload_fifo = StreamFifo(PayloadWord(width), payload_depth)
 
         # Intake. The pipeline cannot stop, so there is room in the FIFOs for all that is in it when ready falls: four
@@ -93,7 +97,8 @@ class Parser(wiring.Component):
             icrc.valid.eq(valid_1), icrc.beat.eq(beat_1), icrc.index.eq(capture.o_index), icrc.info.eq(info_1),
             geometry.info.eq(info_1),
             header_queue.write.eq(capture.raw_done),
-            header_queue.item.eq(capture.raw),
+            header_queue.item.raw.eq(capture.raw),
+            header_queue.item.flags.eq(decode(m, capture.raw.bth.opcode)),
         ]  # fmt: skip
 
         # Stages 2 and 3: lengths, checksum, masked data.
@@ -146,7 +151,6 @@ class Parser(wiring.Component):
             decided = late_5
         self._verdict(m, decided, icrc.good, header_queue, payload_fifo, header_depth, payload_depth)
 
-        hdr = self.hdr.payload
         m.d.comb += [
             self.probe_drop.valid.eq(self.drop.valid),
             self.probe_drop.event.eq(ProbeEvent.FRAME_DROPPED),
@@ -231,10 +235,10 @@ class Parser(wiring.Component):
             self.payload.payload.keep.eq(Cat(word.count_less_1 >= lane for lane in range(lanes))),
         ]
 
-    def _header(self, m, raw) -> None:
-        """RxHeader of a captured header: wires, the opcode table, and a choice of the immediate's place."""
+    def _header(self, m, queued) -> None:
+        """RxHeader of a captured header: wires, and a choice of the immediate's place."""
         out = self.hdr.payload
-        flags = decode(m, raw.bth.opcode)
+        raw, flags = queued.raw, queued.flags
 
         def address(value) -> Value:  # R-ADR-1
             return Mux(raw.ipv6, value, Cat(value[:32], Const(0xFFFF, 96)))
