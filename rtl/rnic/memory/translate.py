@@ -10,6 +10,7 @@ from ..config import Params
 from ..qp.table import ContextTable
 from ..records import CtxBus, DmaReadSignature, XlateRequest, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from .cache import PAGE_BITS, TranslationCache
 from .walk import WalkAnswer, Walker, page_mask
@@ -86,7 +87,8 @@ class Translate(wiring.Component):
         self._outcome = Signal(WalkAnswer(p, self.client_bits, self.tag_bits))  # pipe register 10
         self._handle = Signal(range(REQUESTS))  # of the outcome
         self._again = Signal()
-        self._wait = Signal()  # the outcome is: no slot, try again later
+        self._walk_needed = Signal()  # the outcome is: not in the cache
+        self._wait = Signal()  # and: no slot, try again later
         self._entrance(m)
         self._checks(m)
         self._purge(m)
@@ -101,51 +103,50 @@ class Translate(wiring.Component):
         m.submodules.store = store = memory.Memory(shape=self._item, depth=REQUESTS, init=[])
         m.submodules.waiting = waiting = StreamFifo(range(REQUESTS), REQUESTS)
         store_write, store_read = store.write_port(), store.read_port()
-        grant = Signal(self.client_bits)  # client whose request may come in
-        asked = Signal(n)  # the same, one bit per client
+        asked = Signal(n, init=1)  # client whose request may come in
 
         # Free places of `store`: those never used since reset from a counter, those given back from a FIFO.
         m.submodules.places = places = StreamFifo(range(REQUESTS), REQUESTS)
         unused = Signal(range(REQUESTS + 1), init=REQUESTS)
-        handle = Signal(range(REQUESTS))
-        has_handle = Signal()
+        some_unused = Signal(init=1)
+        # No FIFO behind the choice of a request.
+        m.submodules.place = place = SkidBuffer(range(REQUESTS))
         in_use = Signal(range(REQUESTS + 1))
         m.d.comb += [
-            has_handle.eq(places.o.valid | (unused != 0)),
-            handle.eq(Mux(places.o.valid, places.o.payload, unused - 1)),
+            place.i.valid.eq(places.o.valid | some_unused),
+            place.i.payload.eq(Mux(places.o.valid, places.o.payload, unused - 1)),
+            places.o.ready.eq(place.i.ready),
         ]
 
         # A walk's answer needs a cycle in which the pipe gives none: leave a gap when there is none on its way. Seen a
-        # cycle late, so that the clients' ready comes from registers; a gap too many costs a cycle of a walk.
+        # cycle late, so that the clients' ready comes from registers; a gap too many does no harm.
         gap = Signal()
-        crowded = Signal()
-        m.d.sync += crowded.eq(valid[1:STAGES].all())
+        m.d.sync += gap.eq(walker.answer.valid & valid[1:STAGES].all())
         open_now = Signal()  # a new request may come in
         take_new = Signal()
         take_again = Signal()
         again_ready = Signal()
         new = Signal(self._item)
         m.d.comb += [
-            gap.eq(walker.answer.valid & crowded),
             take_again.eq(again_ready & ~gap),
-            open_now.eq(has_handle & ~again_ready & ~gap),
+            open_now.eq(place.o.valid & ~again_ready & ~gap),
+            place.o.ready.eq(take_new),
             take_new.eq((turn.requests & asked).any() & open_now),
             turn.advance.eq(open_now & turn.requests.any()),
-            new.client.eq(grant),
-            new.handle.eq(handle),
-            store_write.addr.eq(handle),
+            new.client.eq(Cat(Cat(asked[i] for i in range(n) if i >> bit & 1).any() for bit in range(self.client_bits))),
+            new.handle.eq(place.o.payload),
+            store_write.addr.eq(place.o.payload),
             store_write.data.eq(new),
             store_write.en.eq(take_new),
         ]
         # The choice is made a cycle ahead and kept while nothing may come in.
         with m.If(turn.advance):
-            m.d.sync += grant.eq(turn.grant)
-        room = Signal(n)
+            m.d.sync += asked.eq(turn.chosen)
+        room = Signal(n, init=(1 << n) - 1)  # credit is left: registers
         for i, (name, _) in enumerate(self.clients):
             request = getattr(self, name).request
             m.d.comb += [
                 turn.requests[i].eq(request.valid & room[i]),
-                asked[i].eq(grant == i),
                 request.ready.eq(open_now & room[i] & asked[i]),
             ]
             with m.If(asked[i]):
@@ -165,6 +166,7 @@ class Translate(wiring.Component):
         reserved = Signal(range(self.p.walks + 1))
         reserve = Signal()
         release = Signal()
+        none_reserved, none_waiting = Signal(init=1), Signal(init=1)  # the counts are 0
         push = Signal()
         with m.FSM(name="again"):
             with m.State("Idle"):
@@ -185,19 +187,23 @@ class Translate(wiring.Component):
             push.eq(valid[STAGES] & self._wait),
             release.eq(valid[STAGES] & self._again),
         ]
-        m.d.sync += reserved.eq(reserved + reserve - release)
+        m.d.sync += [
+            reserved.eq(reserved + reserve - release),
+            none_reserved.eq(Mux(reserve == release, none_reserved, release & (reserved == 1))),
+            none_waiting.eq(~push & (none_waiting | (reserve & (waiting.level == 1)))),
+            Assert((none_reserved == (reserved == 0)) & (none_waiting == (waiting.level == 0)), "translate: flags and counts differ"),
+        ]
         self._slot_for_new = Signal()  # a miss that has not waited may take a slot
-        m.d.comb += self._slot_for_new.eq((walker.free != 0) & (waiting.level == 0) & (reserved == 0))
+        m.d.comb += self._slot_for_new.eq(walker.some_free & none_waiting & none_reserved)
 
         given_back = Signal()
         m.d.comb += [
             given_back.eq(valid[STAGES] & ~self._wait),
-            places.o.ready.eq(take_new),
             places.i.valid.eq(given_back),
             places.i.payload.eq(self._handle),
         ]
-        with m.If(take_new & ~places.o.valid):
-            m.d.sync += unused.eq(unused - 1)
+        with m.If(place.i.ready & ~places.o.valid & some_unused):
+            m.d.sync += [unused.eq(unused - 1), some_unused.eq(unused != 1)]
         m.d.sync += [
             in_use.eq(in_use + take_new - given_back),
             Assert(~given_back | places.i.ready, "more places of waiting requests than there are"),
@@ -207,8 +213,12 @@ class Translate(wiring.Component):
         # Response queues: the pipe first, a walk's answer in a gap.
         outcome = self._outcome
         answered = Signal()  # by the pipe
-        m.d.comb += answered.eq(valid[STAGES] & ~self._wait & ~walker.start)
-        walker_ready = Signal(n)
+        same = Signal()  # both have an answer for one client
+        m.d.comb += [
+            answered.eq(valid[STAGES] & ~self._walk_needed),
+            same.eq(answered & (outcome.client == walker.answer.payload.client)),
+            walker.answer.ready.eq(~same),
+        ]
         for i, (name, _) in enumerate(self.clients):
             port = getattr(self, name)
             m.submodules[f"responses_{name}"] = fifo = StreamFifo(port.response.payload.shape(), RESPONSES)
@@ -219,19 +229,25 @@ class Translate(wiring.Component):
             done = walker.answer.payload
             m.d.comb += [
                 from_pipe.eq(answered & (outcome.client == i)),
-                from_walk.eq(walker.answer.valid & (done.client == i) & ~from_pipe),
-                walker_ready[i].eq(from_walk),
+                from_walk.eq(walker.answer.valid & (done.client == i) & ~same),
                 fifo.i.valid.eq(from_pipe | from_walk),
-                room[i].eq(credit != 0),
             ]
             for field in ("tag", "status", "address", "span"):
                 m.d.comb += fifo.i.payload[field].eq(Mux(from_pipe, outcome[field], done[field]))
-            m.d.sync += credit.eq(
-                credit + (port.response.valid & port.response.ready) - (port.request.valid & port.request.ready)
-            )
+            taken = Signal(name=f"taken_{name}")  # one more request
+            given = Signal(name=f"given_{name}")  # one more response
+            m.d.comb += [
+                taken.eq(port.request.valid & port.request.ready),
+                given.eq(port.response.valid & port.response.ready),
+            ]
+            with m.If(taken != given):
+                m.d.sync += credit.eq(credit + Mux(taken, -1, 1))
+            m.d.sync += [
+                room[i].eq(given | (room[i] & ~(taken & (credit == 1)))),
+                Assert(room[i] == (credit != 0), "translate: flag and credit differ"),
+            ]
             with m.If(fifo.i.valid):
                 m.d.sync += Assert(fifo.i.ready, f"response queue of {name} overflows")
-        m.d.comb += walker.answer.ready.eq(walker_ready.any())
         m.d.sync += [
             Assert(~push | waiting.i.ready, "queue of waiting requests overflows"),
             Assert(reserved <= walker.free, Format("{} slots reserved, {} free", reserved, walker.free)),
@@ -352,10 +368,14 @@ class Translate(wiring.Component):
 
         # Register 10: the outcome.
         ok = Signal()
-        walk_needed = Signal()
+        may_walk = Signal()
+        walk_needed = self._walk_needed
+        m.d.sync += [
+            ok.eq(statuses[-2] == XlateStatus.OK),
+            may_walk.eq((statuses[-2] == XlateStatus.OK) & pageds[-2]),
+        ]
         m.d.comb += [
-            ok.eq(statuses[-1] == XlateStatus.OK),
-            walk_needed.eq(ok & pageds[-1] & ~cache.hit),
+            walk_needed.eq(may_walk & ~cache.hit),
             walker.start.eq(valid[STAGES] & walk_needed & (agains[-1] | self._slot_for_new)),
             self._wait.eq(walk_needed & ~agains[-1] & ~self._slot_for_new),
             self._handle.eq(handles[-1]),

@@ -51,7 +51,7 @@ class Walker(wiring.Component):
     cache and answers by itself, so a walk comes to its end whatever happens to the cache entry it filled.
 
     Ports: ``start`` for one cycle with ``request`` takes a free slot (only while ``free`` is not 0; asserted);
-    ``free`` slots, from a register. ``answer`` a stream; an entry that cannot be read gives status HOST_BUS.
+    ``free`` slots, from a register; ``some_free``, that they are not 0, too. ``answer`` a stream; an entry that cannot be read gives status HOST_BUS.
     ``fill_*`` to the cache. ``mark`` for one cycle: walks of ``purge_index`` that are under way will not fill the
     cache; ``marked`` is 1 until they have been answered. ``purge_index`` is stable from the cycle before ``mark`` on.
 
@@ -64,6 +64,7 @@ class Walker(wiring.Component):
             "start": In(1),
             "request": In(WalkRequest(p, client_bits, tag_bits)),
             "free": Out(range(p.walks + 1), init=p.walks),
+            "some_free": Out(1, init=1),
             "walk": Out(DmaReadSignature(p)),
             "answer": Out(stream.Signature(WalkAnswer(p, client_bits, tag_bits))),
             "fill_en": Out(1),
@@ -182,6 +183,7 @@ class Walker(wiring.Component):
                 with m.Else():
                     m.d.comb += self.fill_en.eq(~failed)
                     m.d.sync += [
+                        self.answer.valid.eq(1),
                         self.answer.payload.client.eq(record.client),
                         self.answer.payload.tag.eq(record.tag),
                         self.answer.payload.status.eq(Mux(failed, XlateStatus.HOST_BUS, XlateStatus.OK)),
@@ -193,9 +195,9 @@ class Walker(wiring.Component):
                     ]
                     m.next = "Answer"
             with m.State("Answer"):
-                m.d.comb += self.answer.valid.eq(1)
                 with m.If(self.answer.ready):
                     m.d.comb += finish.eq(1)
+                    m.d.sync += self.answer.valid.eq(0)
                     m.next = "Idle"
 
         m.d.comb += [
@@ -214,7 +216,11 @@ class Walker(wiring.Component):
                 m.d.sync += [
                     busy[i].eq(1), wants[i].eq(1), lower[i].eq(0), old[i].eq(0), indices[i].eq(self.request.index),
                 ]
-        m.d.sync += self.free.eq(self.free + finish - self.start)
+        m.d.sync += [
+            self.free.eq(self.free + finish - self.start),
+            self.some_free.eq(Mux(finish == self.start, self.some_free, finish | (self.free != 1))),
+            Assert(self.some_free == (self.free != 0), "Walker: flag and count differ"),
+        ]
         with m.If(self.start):
             m.d.sync += Assert(~busy.all(), "walk started without a free slot")
         m.d.sync += Assert(self.free + sum(busy[i] for i in range(walks)) == walks,
