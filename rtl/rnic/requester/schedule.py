@@ -63,7 +63,7 @@ class Scheduler(wiring.Component):
         m.submodules.producer = producer = ContextTable(p, CtxTable.SQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True)
         m.submodules.ready_list = ready_list = StreamFifo(unsigned(p.qpn_bits), p.num_qps)
         event_shape = data.StructLayout({"qpn": p.qpn_bits, "index": 16, "epoch": 8, "sleep": 1})
-        m.submodules.events = events = StreamArbiter(event_shape, 5)
+        m.submodules.events = events = StreamArbiter(event_shape, 5, skid=True)
         m.submodules.in_list = in_list = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
         m.submodules.asleep = asleep = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
         bit_write = in_list.write_port()
@@ -105,15 +105,14 @@ class Scheduler(wiring.Component):
         is_doorbell = Signal()
         event_blocked = Signal()
         event_taken = Signal()
-        sweep = Signal(range(p.num_qps + 1))  # clears the in-list bits after reset
-        sweeping = Signal()
+        sweep = Signal(range(p.num_qps))  # clears the in-list bits after reset
+        sweeping = Signal(init=1)
         s1_valid, s2_valid, s2_bit = Signal(), Signal(), Signal()
         s1_qpn, s2_qpn = Signal(p.qpn_bits), Signal(p.qpn_bits)
         put = Signal()
         m.d.comb += [
             is_rewind.eq(events.source == REWIND),
             is_doorbell.eq(events.source == DOORBELL),
-            sweeping.eq(sweep != p.num_qps),
             event_blocked.eq(
                 sweeping
                 | (s1_valid & (s1_qpn == event.qpn))
@@ -137,7 +136,7 @@ class Scheduler(wiring.Component):
             Assert(~put | ready_list.i.ready, Format("Scheduler: ready list full at QP {}", s2_qpn)),
         ]  # fmt: skip
         with m.If(sweeping):
-            m.d.sync += sweep.eq(sweep + 1)
+            m.d.sync += [sweep.eq(sweep + 1), sweeping.eq(sweep != p.num_qps - 1)]
             m.d.comb += [
                 bit_write.en.eq(1), bit_write.addr.eq(sweep), bit_write.data.eq(0),
                 sleep_write.en.eq(1), sleep_write.addr.eq(sweep), sleep_write.data.eq(0),

@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import DmaReadSignature, FetchedWqe, FetchJob, Probe, ProbeEvent, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 
 __all__ = ["WqeFetch"]
@@ -60,7 +61,9 @@ class WqeFetch(wiring.Component):
         m.submodules.units = units = StreamFifo(unsigned(UNIT_BITS), 2 * self._max_units)
         m.submodules.tokens = tokens = StreamFifo(token_shape, p.desc_depth)
         self._elaborate_translate(m, pieces.i)
-        self._elaborate_words(m, pieces.o, units.i, tokens.i)
+        m.submodules.piece_out = piece_out = SkidBuffer(piece_shape)  # no FIFO behind the bus words
+        wiring.connect(m, pieces.o, piece_out.i)
+        self._elaborate_words(m, piece_out.o, units.i, tokens.i)
         self._elaborate_assemble(m, units.o, tokens.o)
         return m
 
@@ -73,6 +76,8 @@ class WqeFetch(wiring.Component):
         m.submodules.turn = turn = RoundRobin(n)
         slots = Signal(data.ArrayLayout(slot_shape, n))
         used, translated = Signal(n), Signal(n)
+        whole = Signal(n)  # a translated slot's answer covers all that is left of it, or there is nothing to read
+        waits = Signal(n)  # waits_for of the slot is not 0; set with the job, so it may fall a cycle late
         waits_for = Signal(data.ArrayLayout(n, n))  # slot i goes after these older ones of the same QP
         job = self.job.payload
         request, response = self.xlate.request, self.xlate.response
@@ -87,22 +92,27 @@ class WqeFetch(wiring.Component):
         same_qp = Signal(n)
         issue = Signal()
         done_mask = Signal(n)
+        # The free slot is looked for a cycle ahead, so not in the cycle after it was taken.
+        some_free = Signal()
+        just_taken = Signal()
+        m.d.sync += [some_free.eq(~used.all()), just_taken.eq(intake)]
         for i in reversed(range(n)):
             with m.If(~used[i]):
-                m.d.comb += free.eq(i)
+                m.d.sync += free.eq(i)
             m.d.comb += same_qp[i].eq(used[i] & (slots[i].job.qpn == job.qpn))
         wide = Signal()
         m.d.comb += [
             wide.eq(job.log_stride == 7),
-            request_free.eq(~request.valid | request.ready),
-            intake.eq(self.job.valid & ~used.all() & request_free & ~again),
-            self.job.ready.eq(~used.all() & request_free & ~again),
+            request_free.eq(~request.valid),  # a job takes 2 cycles anyway
+            intake.eq(self.job.valid & self.job.ready),
+            self.job.ready.eq(some_free & ~just_taken & request_free & ~again),
             place.eq(job.index & ((1 << job.log_sq) - 1)),
             length.eq(Mux(wide, job.count << 7, job.count << 6)),
         ]
         with m.If(request.ready):
             m.d.sync += request.valid.eq(0)
         m.d.sync += [waits_for[i].eq(waits_for[i] & ~done_mask) for i in range(n)]
+        m.d.sync += [waits[i].eq((waits_for[i] & ~done_mask).any()) for i in range(n)]
         with m.If(intake):
             m.d.sync += [
                 request.valid.eq(~job.marker),
@@ -118,6 +128,8 @@ class WqeFetch(wiring.Component):
                 slots[free].job.wide.eq(wide),
                 slots[free].job.marker.eq(job.marker),
                 slots[free].error.eq(job.marker),  # nothing to read
+                whole.bit_select(free, 1).eq(job.marker),
+                waits.bit_select(free, 1).eq(1),
                 slots[free].va.eq(Mux(wide, place << 7, place << 6)),
                 slots[free].left.eq(length),
                 waits_for[free].eq(Mux(job.marker, used, same_qp) & ~done_mask),
@@ -127,12 +139,13 @@ class WqeFetch(wiring.Component):
         # ---- addresses come back in any order
         m.d.comb += response.ready.eq(1)
         arrived = slots[response.payload.tag]
+        bad = (response.payload.status != XlateStatus.OK) | (response.payload.address[:RING_ALIGN_BITS] != 0)
         with m.If(response.valid):
             m.d.sync += [
                 arrived.address.eq(response.payload.address),
                 arrived.span.eq(response.payload.span),
-                arrived.error.eq((response.payload.status != XlateStatus.OK)
-                                 | (response.payload.address[:RING_ALIGN_BITS] != 0)),
+                arrived.error.eq(bad),
+                whole.bit_select(response.payload.tag, 1).eq(bad | (response.payload.span >= arrived.left)),
             ]  # fmt: skip
 
         # ---- pick a translated slot, then issue it
@@ -143,32 +156,31 @@ class WqeFetch(wiring.Component):
         pick_now = Signal()
         chosen = Signal(slot_shape)
         rest = Signal(13)
-        whole = Signal()
+        all_of_it = Signal()
         m.d.comb += [
-            turn.requests.eq(Cat(translated[i] & (waits_for[i] == 0) & (~alone | (pick == i)) for i in range(n))),
+            turn.requests.eq(Cat(translated[i] & ~waits[i] & (~alone | (pick == i)) for i in range(n))),
             pick_now.eq(~picked & turn.requests.any()),
             turn.advance.eq(pick_now),
             chosen.eq(slots[pick]),
             rest.eq(chosen.left - chosen.span),
-            whole.eq(chosen.error | (chosen.span >= chosen.left)),
-            issue.eq(picked & piece.ready & (~command.valid | command.ready) & ~again),
-            done_mask.eq((issue & whole) << pick),
+            all_of_it.eq(whole.bit_select(pick, 1)),
+            issue.eq(picked & piece.ready & ~command.valid & ~again),
             piece.valid.eq(issue),
             piece.payload.job.eq(chosen.job),
             piece.payload.error.eq(chosen.error),
-            piece.payload.end.eq(whole),
+            piece.payload.end.eq(all_of_it),
         ]
         with m.If(pick_now):
             m.d.sync += [picked.eq(1), pick.eq(turn.grant)]
         with m.If(command.ready):
             m.d.sync += command.valid.eq(0)
         with m.If(issue):
-            m.d.sync += [picked.eq(0), alone.eq(~whole), again.eq(~whole)]
+            m.d.sync += [picked.eq(0), alone.eq(~all_of_it), again.eq(~all_of_it)]
             with m.If(~chosen.error):
                 m.d.sync += [
                     command.valid.eq(1),
                     command.payload.address.eq(chosen.address),
-                    command.payload.length.eq(Mux(whole, chosen.left, chosen.span)),
+                    command.payload.length.eq(Mux(all_of_it, chosen.left, chosen.span)),
                 ]
             m.d.sync += [slots[pick].va.eq(chosen.va + chosen.span), slots[pick].left.eq(rest)]
         with m.If(again & request_free):
@@ -181,6 +193,7 @@ class WqeFetch(wiring.Component):
                 request.payload.key.eq(p.tpt_sq_base + chosen.job.qpn),
             ]
         m.d.sync += [
+            done_mask.eq((issue & all_of_it) << pick),  # the slot is free a cycle after its last read was issued
             used.eq((used | (intake << free)) & ~done_mask),
             translated.eq((translated | (response.valid << response.payload.tag) | ((intake & job.marker) << free))
                           & ~(issue << pick)),
@@ -189,7 +202,7 @@ class WqeFetch(wiring.Component):
             self.probe.event.eq(ProbeEvent.WQE_FETCH),
             self.probe.qpn.eq(chosen.job.qpn),
             self.probe.index.eq(chosen.job.index),
-            self.probe.length.eq(Mux(whole, chosen.left, chosen.span)),
+            self.probe.length.eq(Mux(all_of_it, chosen.left, chosen.span)),
         ]
 
     def _elaborate_words(self, m, piece, unit, token):
