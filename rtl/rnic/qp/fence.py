@@ -40,16 +40,18 @@ QP_PHASE = 3  # in which the flush event of the QP goes out
 class Fence(wiring.Component):
     """Waits, once asked, until everything that was in the NIC at that moment has left it.
 
-    The queue pair or object whose end waits has been stopped before (state RESET, entry not valid), so nothing new of it comes
-    in; traffic of others goes on meanwhile. A marker follows the transmit street (a fetch job that is no WQE) and comes out
-    behind the payload fetch, another one (``mark``) does so in the READ response sender. A flush event of QP 0, which is the
-    number of no RC or UC queue pair, follows the receive street of the responder and comes out behind its last write response;
-    then one of the QP that ends comes back when its answers have left. Streams beside these are watched: an old item has passed when
-    ``holds`` items have, or when none came for a while. At last the accesses of each DMA client that are under way are counted out.
+    The queue pair or object whose end waits has been stopped before (state RESET, entry not valid), so nothing new of it
+    comes in; traffic of others goes on meanwhile. A marker follows the transmit street (a fetch job that is no WQE) and comes
+    out behind the payload fetch, another one (``mark``) does so in the READ response sender. A flush event of QP 0, which is
+    the number of no RC or UC queue pair, follows the receive street of the responder and comes out behind its last write
+    response; then one of the QP that ends comes back when its answers have left. Streams beside these are watched: an old
+    item has passed when ``holds`` items have, or when none came for a while. At last the accesses of each DMA client that are
+    under way are counted out.
 
-    Ports: ``start`` pulse with ``qpn`` (0 when no QP ends), ``done`` pulse; ``fetch_i`` to ``fetch_o``, the fetch jobs, where the marker goes in, and
-    ``marker_out`` pulse; ``mark`` and ``marked`` pulses; ``flush_i`` to ``flush_o``, the flush events, and ``drained`` with
-    ``drained_qpn``, pulse when one is through; per `Watch` ``valid_<name>`` and ``ready_<name>``; per `Access` ``begin_<name>``, ``end_<name>`` pulses.
+    Ports: ``start`` pulse with ``qpn`` (0 when no QP ends), ``done`` pulse; ``fetch_i`` to ``fetch_o``, the fetch jobs, where
+    the marker goes in, and ``marker_out`` pulse; ``mark`` and ``marked`` pulses; ``flush_i`` to ``flush_o``, the flush
+    events, and ``drained`` with ``drained_qpn``, pulse when one is through; per `Watch` ``valid_<name>`` and
+    ``ready_<name>``; per `Access` ``begin_<name>``, ``end_<name>`` pulses.
 
     Timing: about 16 cycles a phase plus what the streets take; ``fetch`` and ``flush`` pass combinationally.
     """
