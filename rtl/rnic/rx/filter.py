@@ -8,6 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..abi import ADDRESS_CTX, GID_ENTRY, QpState, QpType
 from ..config import Params
 from ..records import Probe, ProbeEvent, RequestDesc, ResponseDesc, RxDrop
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import PacketHandle
 from ..wire.layout import swap_bytes
@@ -32,7 +33,7 @@ class Filter(wiring.Component):
     ``pkey_index``/``pkey`` are answered in the same cycle. ``free`` frees the cells of dropped payload. ``drop`` pulses with
     ``cause`` (one cycle a frame).
 
-    Timing: one header per cycle; 6 cycles from ``hdr`` to the descriptor. A consumer that is not ready stalls ``hdr``.
+    Timing: one header per cycle; 7 cycles from ``hdr`` to the descriptor. A consumer that is not ready stalls ``hdr``.
     """
 
     def __init__(self, p: Params):
@@ -180,24 +181,29 @@ class Filter(wiring.Component):
     def _route(self, m, waiting, verdict):
         """Join header, verdict and, where there is payload, the store's handle; send it where it belongs."""
         item, handle = waiting.payload, self.handle.payload
+        # The choice below ends here: the takers' ready is not in it.
+        m.submodules.request_out = request = SkidBuffer(RequestDesc(self.p))
+        m.submodules.response_out = response = SkidBuffer(ResponseDesc(self.p))
+        m.submodules.free_out = free = SkidBuffer(range(self.p.rx_cells))
+        wiring.connect(m, request.o, wiring.flipped(self.request))
+        wiring.connect(m, response.o, wiring.flipped(self.response))
+        wiring.connect(m, free.o, wiring.flipped(self.free))
         both, ready, lost, good, done = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             both.eq(waiting.valid & verdict.valid & (self.handle.valid | ~item.has_payload)),
             lost.eq(item.has_payload & handle.dropped),
             good.eq(verdict.payload.ok & ~lost),
-            self.request.payload.eq(item.request),
-            self.response.payload.eq(item.response),
-            self.request.payload.head.eq(handle.head),
-            self.response.payload.head.eq(handle.head),
-            self.free.payload.eq(handle.head),
-            self.request.valid.eq(both & good & ~verdict.payload.response),
-            self.response.valid.eq(both & good & verdict.payload.response),
-            self.free.valid.eq(both & ~good & item.has_payload & ~handle.dropped),
+            request.i.payload.eq(item.request),
+            response.i.payload.eq(item.response),
+            request.i.payload.head.eq(handle.head),
+            response.i.payload.head.eq(handle.head),
+            free.i.payload.eq(handle.head),
+            request.i.valid.eq(done & good & ~verdict.payload.response),
+            response.i.valid.eq(done & good & verdict.payload.response),
+            free.i.valid.eq(done & ~good & item.has_payload & ~handle.dropped),
+            # One that has no room stops all: the order of requests and responses is not lost, and the path is short.
+            ready.eq(request.i.ready & response.i.ready & free.i.ready),
         ]
-        with m.If(good):
-            m.d.comb += ready.eq(Mux(verdict.payload.response, self.response.ready, self.request.ready))
-        with m.Else():
-            m.d.comb += ready.eq(~self.free.valid | self.free.ready)
         m.d.comb += [
             done.eq(both & ready),
             waiting.ready.eq(done),
