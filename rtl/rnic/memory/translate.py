@@ -191,7 +191,8 @@ class Translate(wiring.Component):
             reserved.eq(reserved + reserve - release),
             none_reserved.eq(Mux(reserve == release, none_reserved, release & (reserved == 1))),
             none_waiting.eq(~push & (none_waiting | (reserve & (waiting.level == 1)))),
-            Assert((none_reserved == (reserved == 0)) & (none_waiting == (waiting.level == 0)), "translate: flags and counts differ"),
+            Assert((none_reserved == (reserved == 0)) & (none_waiting == (waiting.level == 0)),
+                   "translate: flags and counts differ"),
         ]
         self._slot_for_new = Signal()  # a miss that has not waited may take a slot
         m.d.comb += self._slot_for_new.eq(walker.some_free & none_waiting & none_reserved)

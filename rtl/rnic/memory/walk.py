@@ -51,7 +51,8 @@ class Walker(wiring.Component):
     cache and answers by itself, so a walk comes to its end whatever happens to the cache entry it filled.
 
     Ports: ``start`` for one cycle with ``request`` takes a free slot (only while ``free`` is not 0; asserted);
-    ``free`` slots, from a register; ``some_free``, that they are not 0, too. ``answer`` a stream; an entry that cannot be read gives status HOST_BUS.
+    ``free`` slots, from a register; ``some_free``, that they are not 0, too. ``answer`` a stream; an entry that cannot be read
+    gives status HOST_BUS.
     ``fill_*`` to the cache. ``mark`` for one cycle: walks of ``purge_index`` that are under way will not fill the
     cache; ``marked`` is 1 until they have been answered. ``purge_index`` is stable from the cycle before ``mark`` on.
 

@@ -127,7 +127,8 @@ class StreamFifo(wiring.Component):
 
         m.d.sync += [
             Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
-            Assert((any_stored == (stored != 0)) & (one_stored == (stored == 1)) & (has_room == (level != self.depth)), "StreamFifo: flags and levels differ"),
+            Assert((any_stored == (stored != 0)) & (one_stored == (stored == 1)) & (has_room == (level != self.depth)),
+                   "StreamFifo: flags and levels differ"),
             Assert(level == stored + latched + self.o.valid,
                    Format("StreamFifo: level {} but {} stored, {} latched, {} out", level, stored, latched,
                           self.o.valid)),
