@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.rules import rule
 
 from rnic import abi
 from rnic_sim.enums import AccessFlags, EventType, QPAttrMask, QPState, SendFlags, WCOpcode, WCStatus, WROpcode
@@ -45,7 +46,7 @@ def no_event(context):
 
 
 # ---------------------------------------------------------------------------------------------- completion events
-@pytest.mark.rule("R-CQ-5")
+@rule("R-CQ-5")
 def test_arm_race():
     """C95: the CQ armed around the cycle in which the CQE is written. Either the event fires, or a poll after the arming finds
     the CQE; never neither. Both ways occur."""
@@ -88,7 +89,7 @@ def test_arm_race():
         assert by_event > 20 and by_poll > 20
 
 
-@pytest.mark.rule("R-CQ-5")
+@rule("R-CQ-5")
 def test_solicited_events():
     """One event per arming; solicited-only ignores other receives and fires for SE and for errors; disarmed: none."""
     with Lab(CONFIG, seed=4) as lab:
@@ -137,7 +138,7 @@ def test_solicited_events():
 
 
 # ----------------------------------------------------------------------------------------------------- CQ errors
-@pytest.mark.rule("R-CQ-6", "R-EVT-1")
+@rule("R-CQ-6", "R-EVT-1")
 @pytest.mark.parametrize("how", ["overflow", "bus"])
 def test_cq_error_takes_its_qps_along(how):
     """A full CQ, or one that cannot be written: CQ_ERR, its QPs in ERR, nothing overwritten, others go on."""
@@ -184,7 +185,7 @@ def test_cq_error_takes_its_qps_along(how):
         assert lab.wait_wc(again)[0].status == WCStatus.SUCCESS
 
 
-@pytest.mark.rule("R-EVT-1")
+@rule("R-EVT-1")
 @pytest.mark.parametrize("how", ["access", "request", "bus"])
 def test_async_events_of_qps(how):
     """Rules 8.2: a fatal NAK with no receive WQE to blame is an async event; a SEND in error has its CQE instead."""
@@ -214,7 +215,7 @@ def test_an_error_with_a_receive_wqe_makes_no_event():
 
 
 # --------------------------------------------------------------------------------------------------- ends of objects
-@pytest.mark.rule("R-QP-4", "R-QP-7", "R-CQ-8")
+@rule("R-QP-4", "R-QP-7", "R-CQ-8")
 @pytest.mark.parametrize("seed", range(3))
 def test_reset_and_reuse_under_traffic(seed):
     """Both ends reset in the middle of traffic, at many moments, and connected again at once: nothing of the old life shows."""
@@ -252,7 +253,7 @@ def test_reset_and_reuse_under_traffic(seed):
             lab.connect(a, b, psns=(rng.getrandbits(24), rng.getrandbits(24)))
 
 
-@pytest.mark.rule("R-QP-7", "R-QP-8")
+@rule("R-QP-7", "R-QP-8")
 @pytest.mark.parametrize("seed", range(2))
 def test_destroy_and_create_again_under_traffic(seed):
     """C44, C73: B destroyed while A streams: B is silent, its memory untouched from then on and free at once; a QP of the same
@@ -295,7 +296,7 @@ def test_destroy_and_create_again_under_traffic(seed):
             target.close()
 
 
-@pytest.mark.rule("R-MR-1")
+@rule("R-MR-1")
 @pytest.mark.parametrize("operation", [write, read])
 @pytest.mark.parametrize("side", ["remote", "local"])
 def test_destroy_mr_under_traffic(side, operation):

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.rules import rule
 
 from rnic.wire.frame import parse_frame
 from rnic.wire.opcode import Opcode
@@ -99,7 +100,7 @@ def test_send_lengths_and_alignments(config):
             target.expect(data, dst)
 
 
-@pytest.mark.rule("R-OPC-2", "R-CQ-3")
+@rule("R-OPC-2", "R-CQ-3")
 def test_write_with_immediate_takes_a_receive_wqe():
     with Lab("tiny") as lab:
         a, b = lab.rc_pair()
@@ -140,7 +141,7 @@ ERRORS = {  # name: (what the WRITE does to the key, the address, the length) ->
 }
 
 
-@pytest.mark.rule("R-MR-1", "R-MR-2", "R-MR-4", "R-ERR-3", "R-RES-1")
+@rule("R-MR-1", "R-MR-2", "R-MR-4", "R-ERR-3", "R-RES-1")
 @pytest.mark.parametrize("name", ERRORS)
 def test_refused_write(name):
     """Rules 8.1 rows 3 and 7: NAK, status, both QPs in ERR, later work flushed in order, not a byte written."""
@@ -172,7 +173,7 @@ def test_refused_write(name):
         assert (late.wr_id, late.status) == (3, WCStatus.WR_FLUSH_ERR)
 
 
-@pytest.mark.rule("R-ERR-7", "R-ERR-1")
+@rule("R-ERR-7", "R-ERR-1")
 @pytest.mark.parametrize("name", ["bad lkey", "past the end", "other PD"])
 def test_bad_local_key_is_reported_in_order(name):
     """The WQE before it completes first, the failing one gets LOC_PROT_ERR, nothing of it or after it leaves (C63, C91)."""
@@ -190,7 +191,7 @@ def test_bad_local_key_is_reported_in_order(name):
         assert len(frames_of(lab, 0)) == 1
 
 
-@pytest.mark.rule("R-RNR-4", "R-RTC-2")
+@rule("R-RNR-4", "R-RTC-2")
 def test_send_without_receive_wqe():
     with Lab("tiny") as lab:
         a, b = lab.rc_pair(rnr_retry=0, min_rnr_timer=9)
@@ -230,7 +231,7 @@ def test_receive_wqe_with_a_bad_key():
         target.expect(b"")
 
 
-@pytest.mark.rule("R-ICRC-7")
+@rule("R-ICRC-7")
 def test_bad_icrc_is_a_silent_counted_drop():
     """One bit flipped on the wire: no data, no answer, no completion, the counter and only the counter moves."""
     with Lab("tiny", nics=2) as lab:
@@ -296,7 +297,7 @@ def test_many_qps_interleaved():
         target.expect(bytes(image))
 
 
-@pytest.mark.rule("R-CQ-9", "R-CQ-1", "R-PSN-1")
+@rule("R-CQ-9", "R-CQ-1", "R-PSN-1")
 def test_queues_and_psn_wrap():
     """A small CQ and small rings round and round, PSN across 0xFFFFFF, one signaled WR in four."""
     with Lab("tiny") as lab:

@@ -10,6 +10,7 @@ from rnic.abi import CQ_CTX, CQE, CqeFlags, CtxTable, EventType, WcOpcode, WcSta
 from rnic.completion.cqe import CqeWriter
 from rnic.config import CONFIGS, Params
 from rnic.records import XlateStatus
+from tests.rules import rule
 
 from .responder_bench import Port
 from .streams import seeded
@@ -187,7 +188,7 @@ class CqBench:
         sim.run()
 
 
-@pytest.mark.rule("R-CQ-2", "R-CQ-3", "R-CQ-4", "R-CQ-9", "R-ERR-4")
+@rule("R-CQ-2", "R-CQ-3", "R-CQ-4", "R-CQ-9", "R-ERR-4")
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("hundred", 0.3, 2), ("tiny", 0.0, 3)])
 def test_rings(config, stall, seed):
     """Several CQs, rings of one to many rounds, also over the wrap of the 24-bit counters: each CQE once, in order, whole."""
@@ -202,7 +203,7 @@ def test_rings(config, stall, seed):
     assert bench.overflows == 0 and not bench.errors
 
 
-@pytest.mark.rule("R-CQ-6")
+@rule("R-CQ-6")
 @pytest.mark.parametrize("start", [0, 5, (1 << 24) - 3])
 def test_overflow(start):
     """A full ring: its full capacity is used, nothing is overwritten, the CQ is named once and swallows what follows; other
@@ -218,7 +219,7 @@ def test_overflow(start):
     assert bench.errors == [1] and bench.overflows == 1
 
 
-@pytest.mark.rule("R-CQ-6")
+@rule("R-CQ-6")
 @pytest.mark.parametrize("how", ["write", "translation"])
 def test_failed_write(how):
     """A CQE that cannot be written puts its CQ in error, named once though several fail; other CQs go on."""
@@ -256,7 +257,7 @@ def plain(bench, cqn, number, *, solicited=False, status=WcStatus.SUCCESS):
     return request | changes
 
 
-@pytest.mark.rule("R-CQ-5")
+@rule("R-CQ-5")
 def test_which_cqe_makes_an_event():
     """Armed for the next: the first. Armed for solicited: the first with SE or an error. Once each. Not without an EQ."""
     kinds = {"plain": {}, "se": {"solicited": True}, "error": {"status": WcStatus.WR_FLUSH_ERR}}
@@ -271,7 +272,7 @@ def test_which_cqe_makes_an_event():
             assert bench.found[2] == bench.cqs[2].wanted
 
 
-@pytest.mark.rule("R-CQ-5")
+@rule("R-CQ-5")
 def test_arming_while_a_cqe_is_written():
     """C95: at every distance between arming and write response: an event, unless the CQE was in memory when the doorbell was
     taken. Both occur; never an event before its CQE is in memory."""

@@ -9,6 +9,7 @@ from rnic.abi import EQ_CTX, EQE, EQE_BYTES, CtxTable, EventType
 from rnic.completion.eq import EqWriter
 from rnic.config import CONFIGS, Params
 from rnic.records import XlateStatus
+from tests.rules import rule
 
 from .responder_bench import Port
 from .streams import seeded
@@ -126,7 +127,7 @@ def event(eqn, number, kind=EventType.COMPLETION):
     return {"eqn": eqn, "type": kind, "id": number}
 
 
-@pytest.mark.rule("R-EVT-1")
+@rule("R-EVT-1")
 @pytest.mark.parametrize(("config", "stall", "gap"), [("tiny", 0.3, 0.96), ("hundred", 0.3, 0.96), ("tiny", 0.0, 0.98)])
 def test_no_event_is_lost(config, stall, gap):
     """Two EQs over several rounds, events at random distances from the handler's arming: each EQE once, in order, and never one

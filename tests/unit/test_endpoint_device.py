@@ -34,6 +34,7 @@ from rnic_tb.endpoint import (
     udp_source_port,
 )
 from rnic_tb.endpoint.pair import ACK, PD, Pair
+from tests.rules import rule
 
 OK, FLUSH = WcStatus.SUCCESS, WcStatus.WR_FLUSH_ERR
 
@@ -45,7 +46,7 @@ def write(pair: Pair, psn: int = 0, **fields) -> Frame:
 # ---- receive filter --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-FRM-1", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-ICRC-7", "R-OPC-1", "R-PKEY-1")
+@rule("R-FRM-1", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-ICRC-7", "R-OPC-1", "R-PKEY-1")
 @pytest.mark.parametrize(
     "change,cause",
     [
@@ -74,7 +75,7 @@ def test_filter_drops_silently_and_counts(change: dict, cause: str) -> None:
     assert [f.syndrome for f in pair.b.take(write(pair))] == [ACK]
 
 
-@pytest.mark.rule("R-PKEY-1")
+@rule("R-PKEY-1")
 @pytest.mark.parametrize(
     "own,frame,taken",
     [(0xFFFF, 0x7FFF, True), (0x7FFF, 0xFFFF, True), (0x7FFF, 0x7FFF, False), (0x8001, 0x8001, True), (0x8001, 0xFFFF, False)],
@@ -84,7 +85,7 @@ def test_pkey_match(own: int, frame: int, taken: bool) -> None:
     assert len(pair.b.take(replace(write(pair), pkey=frame))) == taken
 
 
-@pytest.mark.rule("R-FRM-1", "R-CC-4", "R-FRM-6", "R-ADR-4")
+@rule("R-FRM-1", "R-CC-4", "R-FRM-6", "R-ADR-4")
 @pytest.mark.parametrize(
     "change",
     [{"migreq": True}, {"fecn": True}, {"becn": True}, {"resv7": 0x7F}, {"udp_checksum": 0x1234}, {"sport": 1}, {"ident": 77}],
@@ -96,7 +97,7 @@ def test_what_a_receiver_ignores(change: dict) -> None:
     assert [f.syndrome for f in pair.b.sent()] == [ACK]
 
 
-@pytest.mark.rule("R-FRM-7")
+@rule("R-FRM-7")
 def test_vlan() -> None:
     pair = Pair()
     assert pair.b.take(replace(write(pair), vlan=(3, 0)))  # priority tag only
@@ -108,7 +109,7 @@ def test_vlan() -> None:
     assert pair.b.take(write(pair, 2)) == [] and pair.b.device.drops["vlan"] == 2
 
 
-@pytest.mark.rule("R-QP-3")
+@rule("R-QP-3")
 def test_response_filter() -> None:
     pair = Pair()
     pair.a.post(WrOp.SEND, 1, 0, 4)
@@ -118,7 +119,7 @@ def test_response_filter() -> None:
     assert pair.a.completions() == [(1, OK)]
 
 
-@pytest.mark.rule("R-ADR-4")
+@rule("R-ADR-4")
 @pytest.mark.parametrize(
     "flow,local,remote,port",
     [(0, 0x13, 0x13, 0xC169), (0, 0x34, 0x34, 0xCA90), (0x2BCDE, 1, 2, 0xFCD4), (0xFFFFF, 1, 2, 0xFFC0), (1, 1, 2, 0xC001)],
@@ -128,7 +129,7 @@ def test_udp_source_port(flow: int, local: int, remote: int, port: int) -> None:
     assert udp_source_port(flow, remote, local) == port
 
 
-@pytest.mark.rule("R-ADR-3", "R-PSN-5")
+@rule("R-ADR-3", "R-PSN-5")
 def test_address_vector_and_policy_bits_are_on_the_wire() -> None:
     pair = Pair(policy_a=PeerPolicy(migreq=True), psn_a=0xABCDEF)
     av = replace(pair.a.qp.attrs.av, traffic_class=0x6A, hop_limit=9, udp_sport=0xD00D)
@@ -139,7 +140,7 @@ def test_address_vector_and_policy_bits_are_on_the_wire() -> None:
     assert frame.migreq and frame.psn == 0xABCDEF and frame.dont_fragment and frame.udp_checksum == 0
 
 
-@pytest.mark.rule("R-CC-2", "R-CC-3")
+@rule("R-CC-2", "R-CC-3")
 def test_congestion_notification() -> None:
     pair = Pair()
     pair.b.device.send_cnps = True
@@ -166,7 +167,7 @@ RTR = {"av": AddressVector(bytes(6), b"\x0a\0\0\2", b"\x0a\0\0\1"), "path_mtu": 
 RTS = {"sq_psn": 1, "timeout": 1, "retry_cnt": 1, "rnr_retry": 1, "max_rd_atomic": 1}
 
 
-@pytest.mark.rule("R-QP-1")
+@rule("R-QP-1")
 @pytest.mark.parametrize("missing", sorted(RTR))
 def test_missing_attribute_changes_nothing(missing: str) -> None:
     qp = bare_qp()
@@ -182,7 +183,7 @@ def test_missing_attribute_changes_nothing(missing: str) -> None:
         qp.modify(QpState.RTS, **{k: v for k, v in RTS.items() if k != "timeout"})
 
 
-@pytest.mark.rule("R-QP-1", "R-MTU-1", "R-ERR-6")
+@rule("R-QP-1", "R-MTU-1", "R-ERR-6")
 def test_transitions_that_do_not_exist() -> None:
     qp = bare_qp()
     for state in (QpState.RTR, QpState.RTS, QpState.SQD, QpState.ERR):
@@ -204,7 +205,7 @@ def test_transitions_that_do_not_exist() -> None:
     assert qp.state is QpState.RESET
 
 
-@pytest.mark.rule("R-QP-4")
+@rule("R-QP-4")
 def test_reset_forgets_without_completions() -> None:
     pair = Pair()
     pair.a.recv(1)
@@ -215,7 +216,7 @@ def test_reset_forgets_without_completions() -> None:
     assert pair.a.take(pair.ack(0)) == [] and pair.a.device.drops["qp_state"] == 1
 
 
-@pytest.mark.rule("R-WQ-1", "R-ERR-5")
+@rule("R-WQ-1", "R-ERR-5")
 def test_posting_by_state() -> None:
     qp = bare_qp()
     recv, send = RecvWr(1), SendWr(2, WrOp.SEND)
@@ -234,7 +235,7 @@ def test_posting_by_state() -> None:
     assert [(wc.wr_id, wc.status) for wc in qp.send_cq.poll()] == [(2, FLUSH), (1, FLUSH), (1, FLUSH), (2, FLUSH), (1, FLUSH)]
 
 
-@pytest.mark.rule("R-WQ-2", "R-WQ-3", "R-WQ-6", "R-WQ-7", "R-WQ-5")
+@rule("R-WQ-2", "R-WQ-3", "R-WQ-6", "R-WQ-7", "R-WQ-5")
 def test_post_limits() -> None:
     pair = Pair(limits={"max_send_wr": 3, "max_recv_wr": 2, "max_sge": 2, "max_inline": 8})
     three = (Sge(0, 0, 0),) * 3
@@ -268,7 +269,7 @@ def uc(pair: Pair, op: Op, psn: int, size: int = 256, **fields) -> Frame:
     return pair.frame(op, psn, payload=bytes([psn + 1]) * size, **fields)
 
 
-@pytest.mark.rule("R-UC-2", "R-UC-4")
+@rule("R-UC-2", "R-UC-4")
 def test_uc_completes_when_sent() -> None:
     pair = Pair(QpType.UC)
     pair.a.post(WrOp.WRITE_IMM, 1, 0, 300, remote_addr=pair.b.base, rkey=pair.b.key, imm=5)
@@ -282,7 +283,7 @@ def test_uc_completes_when_sent() -> None:
     assert (wc.wr_id, wc.opcode, wc.byte_len, wc.imm) == (9, WcOp.RECV_RDMA_WITH_IMM, 300, 5)
 
 
-@pytest.mark.rule("R-UC-1")
+@rule("R-UC-1")
 def test_uc_gap_drops_to_the_next_first_and_reuses_the_receive() -> None:
     pair = Pair(QpType.UC)
     pair.b.recv(1)
@@ -295,7 +296,7 @@ def test_uc_gap_drops_to_the_next_first_and_reuses_the_receive() -> None:
     assert pair.b.completions() == [(2, OK)] and pair.b.read(0, 8) == b"\x0d" * 8
 
 
-@pytest.mark.rule("R-UC-1")
+@rule("R-UC-1")
 def test_uc_with_srq_completes_an_abandoned_message_in_error() -> None:
     srq = SharedReceiveQueue(4, 4)
     pair = Pair(QpType.UC, srq=srq)
@@ -305,7 +306,7 @@ def test_uc_with_srq_completes_an_abandoned_message_in_error() -> None:
     assert pair.b.completions() == [(1, WcStatus.LOC_QP_OP_ERR), (2, OK)]
 
 
-@pytest.mark.rule("R-UC-3")
+@rule("R-UC-3")
 @pytest.mark.parametrize("trouble", ["rkey", "length", "no receive", "rights"])
 def test_uc_trouble_drops_the_message_only(trouble: str) -> None:
     pair = Pair(QpType.UC, b_attrs={"access": Access.NONE} if trouble == "rights" else {})
@@ -325,7 +326,7 @@ def test_uc_trouble_drops_the_message_only(trouble: str) -> None:
     assert pair.b.completions() == [(3, OK)]
 
 
-@pytest.mark.rule("R-ERR-6", "R-ERR-7")
+@rule("R-ERR-6", "R-ERR-7")
 @pytest.mark.parametrize("kind", [QpType.UC, QpType.UD])
 def test_local_error_stops_the_send_queue_only(kind: QpType) -> None:
     pair = Pair(kind)
@@ -356,7 +357,7 @@ def ud_send(pair: Pair, ah: AddressVector, wr_id: int = 1, length: int = 6, **fi
     return pair.a.sent()
 
 
-@pytest.mark.rule("R-UD-2", "R-UD-4", "R-UD-5", "R-CQ-3", "R-CQ-4")
+@rule("R-UD-2", "R-UD-4", "R-UD-5", "R-CQ-3", "R-CQ-4")
 def test_ud_message() -> None:
     pair, ah = ud_pair()
     pair.a.write(0, b"abcdef")
@@ -371,7 +372,7 @@ def test_ud_message() -> None:
     assert pair.b.read(0, 46) == bytes(20) + frame.pack()[14:34] + b"abcdef"
 
 
-@pytest.mark.rule("R-UD-2")
+@rule("R-UD-2")
 def test_ud_over_ipv6_has_the_ipv6_header_in_front() -> None:
     pair, _ = ud_pair()
     a6, b6 = b"\x20\1\x0d\xb8" + bytes(11) + b"\1", b"\x20\1\x0d\xb8" + bytes(11) + b"\2"
@@ -383,7 +384,7 @@ def test_ud_over_ipv6_has_the_ipv6_header_in_front() -> None:
     assert [wc.byte_len for wc in pair.b.wcs()] == [42]
 
 
-@pytest.mark.rule("R-UD-2", "R-UD-3")
+@rule("R-UD-2", "R-UD-3")
 def test_ud_without_room_drops_and_stays_up() -> None:
     pair, ah = ud_pair()
     assert pair.b.take(*ud_send(pair, ah)) == []
@@ -394,7 +395,7 @@ def test_ud_without_room_drops_and_stays_up() -> None:
     assert pair.b.completions() == [(7, OK)]
 
 
-@pytest.mark.rule("R-QKEY-1", "R-QKEY-2")
+@rule("R-QKEY-1", "R-QKEY-2")
 def test_ud_qkeys() -> None:
     pair, ah = ud_pair(a_attrs={"qkey": 0x80000005}, b_attrs={"qkey": 0x80000005})
     pair.b.recv(7)
@@ -407,7 +408,7 @@ def test_ud_qkeys() -> None:
     assert pair.b.completions() == [(7, OK)]
 
 
-@pytest.mark.rule("R-UD-1")
+@rule("R-UD-1")
 def test_ud_longer_than_the_port_mtu() -> None:
     pair, ah = ud_pair()
     assert ud_send(pair, ah, length=4097) == []
@@ -416,7 +417,7 @@ def test_ud_longer_than_the_port_mtu() -> None:
     assert len(ud_send(pair, ah, length=4096)) == 1
 
 
-@pytest.mark.rule("R-UD-3")
+@rule("R-UD-3")
 def test_ud_ackreq_is_ignored() -> None:
     pair, ah = ud_pair(policy_a=PeerPolicy(ackreq_unacked=True))
     pair.b.recv(7)
@@ -428,14 +429,14 @@ def test_ud_ackreq_is_ignored() -> None:
 # ---- memory, completion queue ----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-MR-3")
+@rule("R-MR-3")
 @pytest.mark.parametrize("right", [Access.REMOTE_WRITE, Access.REMOTE_ATOMIC])
 def test_remote_write_needs_local_write(right: Access) -> None:
     with pytest.raises(ValueError, match="local write"):
         KeyTable().register(0x100, PD, right, 0, 16)
 
 
-@pytest.mark.rule("R-MR-2")
+@rule("R-MR-2")
 @pytest.mark.parametrize(
     "va,length,inside",
     [
@@ -448,7 +449,7 @@ def test_range_check(va: int, length: int, inside: bool) -> None:
     assert region.covers(va, length) == inside
 
 
-@pytest.mark.rule("R-MR-1")
+@rule("R-MR-1")
 def test_windows_and_keys() -> None:
     keys = KeyTable()
     region = keys.register(0x100, PD, ALL_ACCESS, 0, 4096)
@@ -476,7 +477,7 @@ def test_windows_and_keys() -> None:
         keys.remote(0x100, PD, 5, 0, 4, Access.REMOTE_READ)
 
 
-@pytest.mark.rule("R-CQ-5", "R-CQ-6")
+@rule("R-CQ-5", "R-CQ-6")
 def test_completion_queue_arms_once_and_never_overwrites() -> None:
     cq = CompletionQueue(2)
     cq.arm()
@@ -488,7 +489,7 @@ def test_completion_queue_arms_once_and_never_overwrites() -> None:
     assert not cq.push(WorkCompletion(4, OK, WcOp.SEND, 5)) and cq.events == [Event.CQ_ERR]
 
 
-@pytest.mark.rule("R-SRQ-2", "R-SRQ-4")
+@rule("R-SRQ-2", "R-SRQ-4")
 def test_srq_limit_at_once_and_resize() -> None:
     srq = SharedReceiveQueue(4, 2)
     srq.post(RecvWr(1))

@@ -9,6 +9,7 @@ from rnic.wire.opcode import Opcode as Op
 from rnic_tb.endpoint import Access, Event, MwBind, PeerPolicy, QpState, Sge, WcOp, WcStatus, WrOp
 from rnic_tb.endpoint.constants import RNR_TIMER_NS, NakCode, ack_timeout_ns
 from rnic_tb.endpoint.pair import ACK, PD, Pair, nak, rnr
+from tests.rules import rule
 
 OK = WcStatus.SUCCESS
 SEQ = nak(NakCode.PSN_SEQUENCE)
@@ -51,7 +52,7 @@ FIRST, MIDDLE, LAST, ONLY = Op.RC_READ_RESP_FIRST, Op.RC_READ_RESP_MIDDLE, Op.RC
 # ---- sending ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-LEN-1")
+@rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-LEN-1")
 def test_segmentation() -> None:
     pair = Pair(psn_a=0xFFFFFE)
     pair.a.write(0, bytes(i % 253 for i in range(600)))
@@ -71,14 +72,14 @@ def test_segmentation() -> None:
     assert (frames[5].va, frames[5].rkey, frames[5].dma_length) == (0x77, 0x88, 257)
 
 
-@pytest.mark.rule("R-REQ-2")
+@rule("R-REQ-2")
 def test_ackreq_at_least_every_so_often() -> None:
     pair = Pair(policy_a=PeerPolicy(ack_interval=4))
     write(pair, 1, 256 * 10)
     assert [psn for _, psn, ackreq in shape(pair.a.sent(), pair) if ackreq] == [3, 7, 9]
 
 
-@pytest.mark.rule("R-PSN-3", "R-PSN-4")
+@rule("R-PSN-3", "R-PSN-4")
 def test_read_takes_a_psn_per_response() -> None:
     pair = Pair(psn_a=0xFFFFFF)
     for wr_id, length in enumerate((0, 1, 257, 513)):
@@ -87,7 +88,7 @@ def test_read_takes_a_psn_per_response() -> None:
     assert pair.a.qp.requester.outstanding == 7
 
 
-@pytest.mark.rule("R-REQ-4")
+@rule("R-REQ-4")
 def test_read_depth_stops_the_whole_queue() -> None:
     pair = Pair(max_rd_atomic=2)
     read(pair, 1, 8)
@@ -98,7 +99,7 @@ def test_read_depth_stops_the_whole_queue() -> None:
     assert psns(pair.a.take(response(pair, ONLY, 0, 8)), pair) == [2, 3]
 
 
-@pytest.mark.rule("R-ORD-2")
+@rule("R-ORD-2")
 def test_fence_waits_for_all_reads_and_not_for_writes() -> None:
     pair = Pair()
     write(pair, 1, 8)
@@ -112,7 +113,7 @@ def test_fence_waits_for_all_reads_and_not_for_writes() -> None:
     assert psns(pair.a.sent(), pair) == [4]
 
 
-@pytest.mark.rule("R-REQ-5", "R-ORD-3", "R-CQ-1")
+@rule("R-REQ-5", "R-ORD-3", "R-CQ-1")
 def test_local_operations_complete_in_order() -> None:
     pair = Pair()
     write(pair, 1, 8)
@@ -129,7 +130,7 @@ def test_local_operations_complete_in_order() -> None:
     assert pair.a.completions() == [(4, OK), (5, WcStatus.LOC_QP_OP_ERR)]
 
 
-@pytest.mark.rule("R-REQ-2", "R-PSN-6")
+@rule("R-REQ-2", "R-PSN-6")
 def test_packet_that_fills_the_window_asks_for_an_ack() -> None:
     pair = Pair(policy_a=PeerPolicy(window=3))
     write(pair, 1, 256 * 8)
@@ -137,7 +138,7 @@ def test_packet_that_fills_the_window_asks_for_an_ack() -> None:
     assert shape(pair.a.take(pair.ack(2)), pair)[-1] == (Op.RC_WRITE_MIDDLE, 5, True)
 
 
-@pytest.mark.rule("R-PSN-6")
+@rule("R-PSN-6")
 def test_window_of_unacked_psns() -> None:
     pair = Pair(policy_a=PeerPolicy(window=4))
     for wr_id in range(10):
@@ -147,7 +148,7 @@ def test_window_of_unacked_psns() -> None:
     assert pair.a.completions() == [(0, OK), (1, OK), (2, OK)]
 
 
-@pytest.mark.rule("R-WQ-4", "R-WQ-5")
+@rule("R-WQ-4", "R-WQ-5")
 def test_gather_with_empty_elements_and_inline() -> None:
     pair = Pair()
     pair.a.write(0, b"abcdefgh")
@@ -161,7 +162,7 @@ def test_gather_with_empty_elements_and_inline() -> None:
 # ---- responses -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-RSP-1", "R-PSN-2")
+@rule("R-RSP-1", "R-PSN-2")
 @pytest.mark.parametrize("first", [0x100, 0xFFFFFE])
 def test_ghost_acks_are_ignored(first: int) -> None:
     pair = Pair(psn_a=first)
@@ -175,7 +176,7 @@ def test_ghost_acks_are_ignored(first: int) -> None:
     assert pair.a.completions() == [(0, OK), (1, OK), (2, OK)]
 
 
-@pytest.mark.rule("R-RSP-2")
+@rule("R-RSP-2")
 def test_acks_are_cumulative() -> None:
     pair = Pair()
     for wr_id in range(8):
@@ -189,7 +190,7 @@ def test_acks_are_cumulative() -> None:
     assert pair.a.completions() == [(5, OK), (6, OK), (7, OK)]
 
 
-@pytest.mark.rule("R-RSP-2")
+@rule("R-RSP-2")
 def test_read_response_acknowledges_older_writes() -> None:
     pair = Pair()
     write(pair, 1, 300)
@@ -199,7 +200,7 @@ def test_read_response_acknowledges_older_writes() -> None:
     assert pair.a.completions() == [(1, OK), (2, OK)]
 
 
-@pytest.mark.rule("R-RSP-3", "R-RTY-1", "R-RTY-3")
+@rule("R-RSP-3", "R-RTY-1", "R-RTY-3")
 def test_ack_past_an_unanswered_read_is_an_implied_nak() -> None:
     pair = Pair()
     write(pair, 1, 4)
@@ -214,7 +215,7 @@ def test_ack_past_an_unanswered_read_is_an_implied_nak() -> None:
     assert pair.a.qp.requester.counters["retries"] == 1
 
 
-@pytest.mark.rule("R-RSP-4", "R-RTY-4")
+@rule("R-RSP-4", "R-RTY-4")
 @pytest.mark.parametrize("retries", [True, False])
 def test_gap_in_a_read_answer(retries: bool) -> None:
     pair = Pair(policy_a=PeerPolicy(read_gap_retry=retries))
@@ -233,7 +234,7 @@ def test_gap_in_a_read_answer(retries: bool) -> None:
     assert pair.a.read(256, 2) == b"\1\2" and pair.a.read(768, 2) == b"\3\4"
 
 
-@pytest.mark.rule("R-RSP-6")
+@rule("R-RSP-6")
 @pytest.mark.parametrize("op", [FIRST, MIDDLE])
 def test_repeated_read_may_start_with_first_or_go_on(op: Op) -> None:
     pair = Pair()
@@ -245,7 +246,7 @@ def test_repeated_read_may_start_with_first_or_go_on(op: Op) -> None:
     assert pair.a.completions() == [(1, OK)]
 
 
-@pytest.mark.rule("R-RSP-5")
+@rule("R-RSP-5")
 @pytest.mark.parametrize(
     "length,answer,status",
     [
@@ -273,7 +274,7 @@ def test_bad_read_responses(length: int, answer: tuple, status: WcStatus) -> Non
     assert pair.a.qp.state is QpState.ERR
 
 
-@pytest.mark.rule("R-RSP-5")
+@rule("R-RSP-5")
 @pytest.mark.parametrize("kind", ["read for write", "atomic for read", "read for atomic", "first"])
 def test_response_of_the_wrong_kind(kind: str) -> None:
     pair = Pair()
@@ -293,7 +294,7 @@ def test_response_of_the_wrong_kind(kind: str) -> None:
     assert pair.a.completions() == [(1, WcStatus.BAD_RESP_ERR)]
 
 
-@pytest.mark.rule("R-RSP-3", "R-DUP-2")
+@rule("R-RSP-3", "R-DUP-2")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_plain_ack_that_names_an_unanswered_read_or_atomic(atomic: bool) -> None:
     """A responder whose answer was lost may name the request in a repeated ACK: asked again, not an error."""
@@ -308,7 +309,7 @@ def test_plain_ack_that_names_an_unanswered_read_or_atomic(atomic: bool) -> None
     assert pair.a.completions() == [(1, OK)]
 
 
-@pytest.mark.rule("R-RSP-7")
+@rule("R-RSP-7")
 def test_progress_reloads_budgets_and_restarts_the_timer() -> None:
     pair = Pair(retry_cnt=1)
     read(pair, 1, 256 * 20)
@@ -323,7 +324,7 @@ def test_progress_reloads_budgets_and_restarts_the_timer() -> None:
     assert pair.a.device.next_deadline() is None
 
 
-@pytest.mark.rule("R-RSP-8", "R-MR-4")
+@rule("R-RSP-8", "R-MR-4")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_result_that_cannot_be_stored(atomic: bool) -> None:
     pair = Pair()
@@ -336,7 +337,7 @@ def test_result_that_cannot_be_stored(atomic: bool) -> None:
     assert pair.a.completions() == [(1, WcStatus.LOC_PROT_ERR), (2, WcStatus.WR_FLUSH_ERR)]
 
 
-@pytest.mark.rule("R-AT-2", "R-CQ-2", "R-CQ-3")
+@rule("R-AT-2", "R-CQ-2", "R-CQ-3")
 def test_atomic_result_is_in_host_order() -> None:
     pair = Pair()
     fadd(pair, 1)
@@ -350,7 +351,7 @@ def test_atomic_result_is_in_host_order() -> None:
 # ---- retry -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-RTY-1", "R-RTY-2", "R-RTY-3")
+@rule("R-RTY-1", "R-RTY-2", "R-RTY-3")
 def test_go_back_n_inside_a_message() -> None:
     pair = Pair()
     pair.a.write(0, bytes(i % 253 for i in range(1024)))
@@ -364,7 +365,7 @@ def test_go_back_n_inside_a_message() -> None:
     assert pair.a.completions() == [(1, OK), (2, OK)]
 
 
-@pytest.mark.rule("R-RTY-1")
+@rule("R-RTY-1")
 def test_retried_atomic_is_identical() -> None:
     pair = Pair()
     fadd(pair, 1, add=77)
@@ -373,7 +374,7 @@ def test_retried_atomic_is_identical() -> None:
     assert again.transport() == first.transport()
 
 
-@pytest.mark.rule("R-RTY-4")
+@rule("R-RTY-4")
 def test_one_retry_per_loss_event() -> None:
     pair = Pair()
     write(pair, 1, 1024)
@@ -385,7 +386,7 @@ def test_one_retry_per_loss_event() -> None:
     assert pair.a.qp.requester.counters["retries"] == 1
 
 
-@pytest.mark.rule("R-RTY-4")
+@rule("R-RTY-4")
 def test_late_ack_shortens_a_replay() -> None:
     pair = Pair()
     write(pair, 1, 1024)
@@ -397,7 +398,7 @@ def test_late_ack_shortens_a_replay() -> None:
     assert pair.a.completions() == [(1, OK)]
 
 
-@pytest.mark.rule("R-RTY-4")
+@rule("R-RTY-4")
 def test_post_during_a_replay_goes_behind_it() -> None:
     pair = Pair()
     write(pair, 1, 512)
@@ -408,7 +409,7 @@ def test_post_during_a_replay_goes_behind_it() -> None:
     assert psns(pair.a.sent(), pair) == [1, 2]
 
 
-@pytest.mark.rule("R-TMO-1", "R-RTC-1", "R-ERR-1", "R-ERR-3")
+@rule("R-TMO-1", "R-RTC-1", "R-ERR-1", "R-ERR-3")
 @pytest.mark.parametrize("code,retries", [(1, 0), (8, 2), (14, 7)])
 def test_timeout_and_retry_count(code: int, retries: int) -> None:
     pair = Pair(timeout=code, retry_cnt=retries, rnr_retry=7)
@@ -425,7 +426,7 @@ def test_timeout_and_retry_count(code: int, retries: int) -> None:
     assert pair.a.qp.state is QpState.ERR
 
 
-@pytest.mark.rule("R-TMO-1")
+@rule("R-TMO-1")
 def test_timeout_0_is_never() -> None:
     pair = Pair(timeout=0)
     write(pair, 1, 4)
@@ -434,7 +435,7 @@ def test_timeout_0_is_never() -> None:
     assert pair.a.wait(10**13) == []
 
 
-@pytest.mark.rule("R-RTC-1")
+@rule("R-RTC-1")
 def test_sequence_and_implied_naks_burn_retries() -> None:
     pair = Pair(retry_cnt=2)
     read(pair, 1, 4)
@@ -449,7 +450,7 @@ def test_sequence_and_implied_naks_burn_retries() -> None:
 # ---- RNR -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-RNR-1", "R-RNR-3", "R-RNR-4", "R-TMO-2")
+@rule("R-RNR-1", "R-RNR-3", "R-RNR-4", "R-TMO-2")
 @pytest.mark.parametrize("code", range(32))
 def test_rnr_wait_of_every_code(code: int) -> None:
     pair = Pair(timeout=1, retry_cnt=0)
@@ -464,7 +465,7 @@ def test_rnr_wait_of_every_code(code: int) -> None:
     assert pair.a.completions() == [(2, OK), (3, OK)]
 
 
-@pytest.mark.rule("R-RNR-3")
+@rule("R-RNR-3")
 def test_rnr_table_by_its_own_rule() -> None:
     """Steps double every two codes; 0 is the longest."""
     assert RNR_TIMER_NS[0] == 655_360_000 == max(RNR_TIMER_NS)
@@ -472,7 +473,7 @@ def test_rnr_table_by_its_own_rule() -> None:
     assert all(RNR_TIMER_NS[n + 2] == 2 * RNR_TIMER_NS[n] for n in range(4, 30))
 
 
-@pytest.mark.rule("R-RNR-2")
+@rule("R-RNR-2")
 def test_sequence_nak_during_the_wait_changes_nothing() -> None:
     pair = Pair(retry_cnt=0)
     for wr_id in range(3):
@@ -484,7 +485,7 @@ def test_sequence_nak_during_the_wait_changes_nothing() -> None:
     assert pair.a.qp.requester.counters["rnr_naks"] == 1
 
 
-@pytest.mark.rule("R-RNR-1", "R-RTY-4")
+@rule("R-RNR-1", "R-RTY-4")
 def test_loss_after_an_rnr_wait_is_a_new_loss_event() -> None:
     pair = Pair(timeout=0)
     for wr_id in range(2):
@@ -496,7 +497,7 @@ def test_loss_after_an_rnr_wait_is_a_new_loss_event() -> None:
     assert psns(pair.a.take(pair.ack(0, SEQ)), pair) == [0, 1]
 
 
-@pytest.mark.rule("R-RTC-2")
+@rule("R-RTC-2")
 @pytest.mark.parametrize("budget", [0, 2])
 def test_rnr_retries_used_up(budget: int) -> None:
     pair = Pair(rnr_retry=budget, retry_cnt=7)
@@ -511,7 +512,7 @@ def test_rnr_retries_used_up(budget: int) -> None:
     assert pair.a.completions() == [(1, WcStatus.RNR_RETRY_EXC_ERR), (2, WcStatus.WR_FLUSH_ERR)]
 
 
-@pytest.mark.rule("R-RTC-2")
+@rule("R-RTC-2")
 def test_rnr_retry_7_is_infinite() -> None:
     pair = Pair(rnr_retry=7, retry_cnt=0)
     pair.a.post(WrOp.SEND, 1, length=4)
@@ -526,7 +527,7 @@ def test_rnr_retry_7_is_infinite() -> None:
 # ---- NAKs and errors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-ERR-3", "R-ERR-4", "7.4")
+@rule("R-ERR-3", "R-ERR-4", "7.4")
 @pytest.mark.parametrize(
     "code,status",
     [
@@ -550,7 +551,7 @@ def test_fatal_nak_names_its_request(code: NakCode, status: WcStatus) -> None:
     assert pair.a.sent() == [] and pair.a.device.next_deadline() is None
 
 
-@pytest.mark.rule("R-RSP-3", "7.4")
+@rule("R-RSP-3", "7.4")
 def test_fatal_nak_behind_an_unanswered_read() -> None:
     pair = Pair()
     read(pair, 1, 4)
@@ -561,7 +562,7 @@ def test_fatal_nak_behind_an_unanswered_read() -> None:
     assert pair.a.completions() == [(1, OK), (2, WcStatus.REM_ACCESS_ERR)]
 
 
-@pytest.mark.rule("7.4")
+@rule("7.4")
 @pytest.mark.parametrize("code", [0x64, 0x65, 0x7F, 0x40, 0x5F])
 def test_reserved_syndromes_are_ignored(code: int) -> None:
     pair = Pair()
@@ -571,7 +572,7 @@ def test_reserved_syndromes_are_ignored(code: int) -> None:
     assert pair.a.completions() == [] and pair.a.qp.state is QpState.RTS
 
 
-@pytest.mark.rule("R-ERR-7", "R-ERR-1")
+@rule("R-ERR-7", "R-ERR-1")
 def test_local_error_waits_for_older_requests() -> None:
     pair = Pair()
     write(pair, 1, 4)
@@ -583,7 +584,7 @@ def test_local_error_waits_for_older_requests() -> None:
     assert pair.a.completions() == [(1, OK), (2, WcStatus.LOC_PROT_ERR), (3, WcStatus.WR_FLUSH_ERR)]
 
 
-@pytest.mark.rule("R-LEN-2")
+@rule("R-LEN-2")
 def test_message_longer_than_2_to_the_31() -> None:
     pair = Pair()
     read(pair, 1, 1 << 31)
@@ -595,7 +596,7 @@ def test_message_longer_than_2_to_the_31() -> None:
     assert pair.a.completions() == [(1, WcStatus.LOC_LEN_ERR)]
 
 
-@pytest.mark.rule("R-QP-3")
+@rule("R-QP-3")
 def test_drain() -> None:
     pair = Pair()
     write(pair, 1, 300)
@@ -612,7 +613,7 @@ def test_drain() -> None:
     assert psns(pair.a.sent(), pair) == [2]
 
 
-@pytest.mark.rule("R-CQ-1")
+@rule("R-CQ-1")
 def test_unsignaled_success_is_silent() -> None:
     pair = Pair(limits={"max_send_wr": 4})
     for wr_id in range(4):

@@ -22,6 +22,7 @@ from rnic_tb.endpoint import (
 )
 from rnic_tb.endpoint.constants import NakCode
 from rnic_tb.endpoint.pair import ACK, PD, Pair, nak, rnr
+from tests.rules import rule
 
 DATA = bytes(range(256))
 INVALID = nak(NakCode.INVALID_REQUEST)
@@ -69,7 +70,7 @@ def fatal(pair: Pair, frame: Frame, code: int, psn: int = 0, event: Event | None
 # ---- 8.1, in order -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-PSN-1", "R-SEQ-1", "R-SEQ-4")
+@rule("R-PSN-1", "R-SEQ-1", "R-SEQ-4")
 def test_check_1_ahead_draws_one_sequence_nak() -> None:
     pair = Pair(psn_a=0xFFFFFF)
     assert acks(pair.b.take(write(pair, 1)), pair) == [(0, nak(NakCode.PSN_SEQUENCE), 0)]
@@ -78,7 +79,7 @@ def test_check_1_ahead_draws_one_sequence_nak() -> None:
     assert acks(pair.b.take(write(pair, 2)), pair) == [(1, nak(NakCode.PSN_SEQUENCE), 1)]
 
 
-@pytest.mark.rule("R-PSN-2")
+@rule("R-PSN-2")
 def test_half_the_psn_space_behind_is_a_duplicate() -> None:
     pair = Pair(psn_a=0x500)
     pair.b.take(write(pair, 0))
@@ -97,7 +98,7 @@ def test_half_the_psn_space_behind_is_a_duplicate() -> None:
         (Op.RC_WRITE_FIRST, Op.RC_CMP_SWAP),
     ],
 )
-@pytest.mark.rule("8.1#2")
+@rule("8.1#2")
 def test_check_2_opcode_sequence(opened: Op | None, then: Op) -> None:
     pair = Pair()
     fields = pair.write_fields(600)
@@ -109,7 +110,7 @@ def test_check_2_opcode_sequence(opened: Op | None, then: Op) -> None:
           INVALID, psn)  # fmt: skip
 
 
-@pytest.mark.rule("8.1#3", "R-RES-2", "R-AT-1")
+@rule("8.1#3", "R-RES-2", "R-AT-1")
 @pytest.mark.parametrize(
     "lacks,frame",
     [
@@ -125,7 +126,7 @@ def test_check_3_qp_rights_are_an_invalid_request(lacks: Access, frame) -> None:
     fatal(pair, frame(pair), INVALID)
 
 
-@pytest.mark.rule("8.1#4", "R-REQ-4")
+@rule("8.1#4", "R-REQ-4")
 @pytest.mark.parametrize("depth", [0, 2])
 def test_check_4_too_many_reads(depth: int) -> None:
     pair = Pair(b_attrs={"max_dest_rd_atomic": depth})
@@ -136,7 +137,7 @@ def test_check_4_too_many_reads(depth: int) -> None:
     assert [f.opcode for f in frames[:-1]] == [Op.RC_READ_RESP_ONLY] * depth
 
 
-@pytest.mark.rule("8.1#5", "R-RNR-4", "R-RES-4", "R-RES-6", "R-RNR-3")
+@rule("8.1#5", "R-RNR-4", "R-RES-4", "R-RES-6", "R-RNR-3")
 @pytest.mark.parametrize("timer", [0, 14, 31])
 def test_check_5_no_receive_draws_rnr(timer: int) -> None:
     pair = Pair(b_attrs={"min_rnr_timer": timer})
@@ -150,7 +151,7 @@ def test_check_5_no_receive_draws_rnr(timer: int) -> None:
     assert (wc.wr_id, wc.opcode, wc.byte_len, wc.imm, wc.flags) == (9, WcOp.RECV_RDMA_WITH_IMM, 4, 7, WcFlag.WITH_IMM)
 
 
-@pytest.mark.rule("8.1#6", "R-LEN-1", "R-LEN-2", "R-LEN-4", "R-PAD-2")
+@rule("8.1#6", "R-LEN-1", "R-LEN-2", "R-LEN-4", "R-PAD-2")
 @pytest.mark.parametrize(
     "build",
     [
@@ -169,14 +170,14 @@ def test_check_6_length_rules(build) -> None:
     assert pair.b.read(0, 300) == bytes(300)
 
 
-@pytest.mark.rule("R-LEN-1")
+@rule("R-LEN-1")
 def test_last_without_payload_is_invalid() -> None:
     pair = Pair()
     pair.b.take(pair.frame(Op.RC_WRITE_FIRST, 0, payload=DATA, **pair.write_fields(300)))
     fatal(pair, pair.frame(Op.RC_WRITE_LAST, 1), INVALID, 1)
 
 
-@pytest.mark.rule("8.1#7", "R-MR-1", "R-MR-2", "R-MR-4", "R-RES-5", "8.2")
+@rule("8.1#7", "R-MR-1", "R-MR-2", "R-MR-4", "R-RES-5", "8.2")
 @pytest.mark.parametrize(
     "change",
     [
@@ -200,7 +201,7 @@ def test_check_7_keys_and_bounds(change: dict, op: Op) -> None:
     assert pair.b.completions() == [(3, WcStatus.WR_FLUSH_ERR)]  # a failed WRITE_IMM used no receive
 
 
-@pytest.mark.rule("R-MR-2")
+@rule("R-MR-2")
 def test_access_at_the_edges_of_the_region() -> None:
     pair = Pair()
     assert acks(pair.b.take(write(pair, 0, b"z", 0xFFFF), write(pair, 1, b"", 0x10000)), pair) == [
@@ -210,7 +211,7 @@ def test_access_at_the_edges_of_the_region() -> None:
     assert pair.b.read(0xFFFF, 1) == b"z"
 
 
-@pytest.mark.rule("8.1#7", "R-AT-1")
+@rule("8.1#7", "R-AT-1")
 @pytest.mark.parametrize("right", [Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC])
 def test_check_7_rights_of_the_region(right: Access) -> None:
     pair = Pair()
@@ -221,7 +222,7 @@ def test_check_7_rights_of_the_region(right: Access) -> None:
     fatal(pair, build[right], ACCESS, event=Event.QP_ACCESS_ERR)
 
 
-@pytest.mark.rule("R-RES-1")
+@rule("R-RES-1")
 def test_region_retired_inside_a_write_and_a_read() -> None:
     pair = Pair()
     pair.b.take(pair.frame(Op.RC_WRITE_FIRST, 0, payload=DATA, **pair.write_fields(300)))
@@ -235,7 +236,7 @@ def test_region_retired_inside_a_write_and_a_read() -> None:
     assert pair.b.qp.state is QpState.ERR
 
 
-@pytest.mark.rule("8.1#7", "8.1#8")
+@rule("8.1#7", "8.1#8")
 def test_check_7_comes_before_8_inside_a_message() -> None:
     pair = Pair()
     pair.b.take(pair.frame(Op.RC_WRITE_FIRST, 0, payload=DATA, **pair.write_fields(300)))
@@ -243,7 +244,7 @@ def test_check_7_comes_before_8_inside_a_message() -> None:
     fatal(pair, pair.frame(Op.RC_WRITE_LAST, 1, payload=bytes(9)), ACCESS, 1, Event.QP_ACCESS_ERR)
 
 
-@pytest.mark.rule("R-RES-2")
+@rule("R-RES-2")
 def test_zero_length_needs_no_key() -> None:
     pair = Pair()
     bad = {"va": 0, "rkey": 0xDEADBEEF, "dma_length": 0}
@@ -252,7 +253,7 @@ def test_zero_length_needs_no_key() -> None:
     assert frames[1].payload == b""
 
 
-@pytest.mark.rule("8.1#8", "R-LEN-3", "R-RES-3")
+@rule("8.1#8", "R-LEN-3", "R-RES-3")
 @pytest.mark.parametrize(
     "length,packets",
     [
@@ -277,19 +278,19 @@ def test_check_8_payload_against_the_reth_length(length: int, packets: list) -> 
     assert pair.b.read(256 * last, 64) == b"\xee" * 64
 
 
-@pytest.mark.rule("8.1#9", "R-AT-1")
+@rule("8.1#9", "R-AT-1")
 def test_check_9_atomic_alignment() -> None:
     pair = Pair()
     fatal(pair, fadd(pair, 0, 1, offset=4), INVALID)
 
 
-@pytest.mark.rule("8.1#9", "8.1#7")
+@rule("8.1#9", "8.1#7")
 def test_check_7_comes_before_9() -> None:
     pair = Pair()
     fatal(pair, fadd(pair, 0, 1, offset=4, rkey=1), ACCESS, event=Event.QP_ACCESS_ERR)
 
 
-@pytest.mark.rule("8.1#10")
+@rule("8.1#10")
 def test_check_10_send_longer_than_the_receive() -> None:
     pair = Pair()
     pair.b.recv(4, length=300)
@@ -299,7 +300,7 @@ def test_check_10_send_longer_than_the_receive() -> None:
     assert pair.b.completions() == [(4, WcStatus.LOC_LEN_ERR), (5, WcStatus.WR_FLUSH_ERR)]
 
 
-@pytest.mark.rule("8.1#11", "R-WQ-4")
+@rule("8.1#11", "R-WQ-4")
 def test_check_11_receive_element_bad() -> None:
     pair = Pair()
     pair.b.qp.post_recv(RecvWr(6, (Sge(0, 0, 0xBAD), Sge(pair.b.base, 64, 0xBAD))))
@@ -307,7 +308,7 @@ def test_check_11_receive_element_bad() -> None:
     assert pair.b.completions() == [(6, WcStatus.LOC_PROT_ERR)]
 
 
-@pytest.mark.rule("R-MR-4")
+@rule("R-MR-4")
 def test_receive_needs_local_write() -> None:
     pair = Pair()
     pair.b.device.keys.register(0x7700, PD, Access.REMOTE_READ, 0x7000, 4096)
@@ -315,7 +316,7 @@ def test_receive_needs_local_write() -> None:
     fatal(pair, send(pair, 0), nak(NakCode.REMOTE_OPERATIONAL), event=None)
 
 
-@pytest.mark.rule("8.1#12")
+@rule("8.1#12")
 def test_check_12_key_that_may_not_be_invalidated() -> None:
     pair = Pair()
     pair.b.recv(7)
@@ -324,7 +325,7 @@ def test_check_12_key_that_may_not_be_invalidated() -> None:
     assert pair.b.completions() == [(7, WcStatus.LOC_QP_OP_ERR)]
 
 
-@pytest.mark.rule("8.1#12", "R-CQ-4")
+@rule("8.1#12", "R-CQ-4")
 def test_send_with_invalidate_retires_a_window() -> None:
     pair = Pair()
     keys = pair.b.device.keys
@@ -336,7 +337,7 @@ def test_send_with_invalidate_retires_a_window() -> None:
     fatal(pair, write(pair, 2, rkey=0x9901), ACCESS, 2, Event.QP_ACCESS_ERR)
 
 
-@pytest.mark.rule("R-MR-4")
+@rule("R-MR-4")
 def test_window_only_on_its_qp_and_inside_itself() -> None:
     pair = Pair()
     keys = pair.b.device.keys
@@ -350,7 +351,7 @@ def test_window_only_on_its_qp_and_inside_itself() -> None:
 # ---- order, messages, atomics ----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-MSN-1", "R-PSN-3", "R-PSN-4", "R-CRD-1")
+@rule("R-MSN-1", "R-PSN-3", "R-PSN-4", "R-CRD-1")
 def test_msn_counts_messages_and_psns_count_packets() -> None:
     pair = Pair(psn_a=0xFFFFFE)
     pair.b.recv(1)
@@ -372,7 +373,7 @@ def test_msn_counts_messages_and_psns_count_packets() -> None:
     assert [len(f.payload) for f in frames[1:4]] == [256, 256, 1]
 
 
-@pytest.mark.rule("R-AT-2", "R-AT-3", "R-OPC-3")
+@rule("R-AT-2", "R-AT-3", "R-OPC-3")
 def test_atomics() -> None:
     pair = Pair()
     value = 0x0102030405060708
@@ -388,7 +389,7 @@ def test_atomics() -> None:
     assert int.from_bytes(pair.b.read(8, 8), "little") == 77
 
 
-@pytest.mark.rule("R-WQ-8", "R-CQ-3", "R-PAD-3")
+@rule("R-WQ-8", "R-CQ-3", "R-PAD-3")
 def test_send_fills_part_of_a_receive_and_no_pad_byte() -> None:
     pair = Pair()
     pair.b.write(0, b"\xee" * 64)
@@ -399,7 +400,7 @@ def test_send_fills_part_of_a_receive_and_no_pad_byte() -> None:
     assert pair.b.read(0, 64) == b"abcde" + b"\xee" * 59
 
 
-@pytest.mark.rule("R-OPC-2", "R-RES-5", "R-RES-4")
+@rule("R-OPC-2", "R-RES-5", "R-RES-4")
 def test_write_imm_takes_its_receive_at_the_last_packet() -> None:
     pair = Pair()
     first = pair.frame(Op.RC_WRITE_FIRST, 0, payload=DATA, **pair.write_fields(260))
@@ -412,7 +413,7 @@ def test_write_imm_takes_its_receive_at_the_last_packet() -> None:
     assert pair.b.read(0, 260) == DATA + b"tail"
 
 
-@pytest.mark.rule("R-RES-7", "R-ACK-2")
+@rule("R-RES-7", "R-ACK-2")
 @pytest.mark.parametrize("coalesce", [False, True])
 def test_answers_leave_in_psn_order(coalesce: bool) -> None:
     pair = Pair(policy_b=PeerPolicy(coalesce_acks=coalesce))
@@ -423,14 +424,14 @@ def test_answers_leave_in_psn_order(coalesce: bool) -> None:
     assert psns == ([(Op.RC_ACK, 1), *reads, (Op.RC_ACK, 5)] if coalesce else both)
 
 
-@pytest.mark.rule("R-ACK-1")
+@rule("R-ACK-1")
 def test_ack_only_when_asked() -> None:
     pair = Pair()
     assert pair.b.take(write(pair, 0, ackreq=False), write(pair, 1, ackreq=False)) == []
     assert acks(pair.b.take(write(pair, 2)), pair) == [(2, ACK, 3)]
 
 
-@pytest.mark.rule("R-ACK-3", "R-CQ-6")
+@rule("R-ACK-3", "R-CQ-6")
 def test_no_ack_when_the_completion_is_lost() -> None:
     pair = Pair(cq_depth=1)
     for wr_id in (1, 2, 3):
@@ -443,20 +444,20 @@ def test_no_ack_when_the_completion_is_lost() -> None:
 # ---- sequence and duplicates -----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-SEQ-2")
+@rule("R-SEQ-2")
 def test_silent_behind_an_rnr_nak() -> None:
     pair = Pair()
     assert acks(pair.b.take(send(pair, 0), send(pair, 1), send(pair, 2)), pair) == [(0, rnr(1), 0)]
 
 
-@pytest.mark.rule("R-SEQ-3")
+@rule("R-SEQ-3")
 def test_duplicate_keeps_the_nak_state() -> None:
     pair = Pair()
     pair.b.take(write(pair, 0), write(pair, 2))
     assert acks(pair.b.take(write(pair, 0), write(pair, 3)), pair) == [(0, ACK, 1)]
 
 
-@pytest.mark.rule("R-DUP-1", "R-MSN-1")
+@rule("R-DUP-1", "R-MSN-1")
 def test_duplicate_send_is_acked_and_not_executed() -> None:
     pair = Pair()
     pair.b.recv(1)
@@ -468,7 +469,7 @@ def test_duplicate_send_is_acked_and_not_executed() -> None:
     assert pair.b.read(0, 16) == bytes(16) and pair.b.read(1024, 4) == b"data"
 
 
-@pytest.mark.rule("R-DUP-2")
+@rule("R-DUP-2")
 def test_repeated_ack_does_not_pass_an_unsent_read() -> None:
     pair = Pair()
     pair.b.take(write(pair, 0))
@@ -477,7 +478,7 @@ def test_repeated_ack_does_not_pass_an_unsent_read() -> None:
     assert psns == [(Op.RC_READ_RESP_FIRST, 1), (Op.RC_READ_RESP_LAST, 2), (Op.RC_ACK, 0)]
 
 
-@pytest.mark.rule("R-DUP-3", "R-DUP-4")
+@rule("R-DUP-3", "R-DUP-4")
 def test_duplicate_reads_of_any_part() -> None:
     pair = Pair()
     pair.b.write(0, bytes(i % 251 for i in range(1000)))
@@ -491,7 +492,7 @@ def test_duplicate_reads_of_any_part() -> None:
     assert pair.b.qp.responder.msn == 1
 
 
-@pytest.mark.rule("R-DUP-3", "R-DUP-7")
+@rule("R-DUP-3", "R-DUP-7")
 @pytest.mark.parametrize("change", [{"rkey": 0x2B01}, {"offset": 1}, {"length": 1001}, {"psn": 1}])
 def test_duplicate_read_of_something_else_is_dropped(change: dict) -> None:
     pair = Pair()
@@ -501,7 +502,7 @@ def test_duplicate_read_of_something_else_is_dropped(change: dict) -> None:
     assert pair.b.qp.state is QpState.RTS
 
 
-@pytest.mark.rule("R-DUP-3", "R-PSN-4")
+@rule("R-DUP-3", "R-PSN-4")
 def test_duplicate_read_replaces_a_running_stream() -> None:
     pair = Pair()
     pair.b.write(0, bytes(i % 251 for i in range(1200)))
@@ -513,7 +514,7 @@ def test_duplicate_read_replaces_a_running_stream() -> None:
     assert rest[0].payload == pair.b.read(512, 256) and rest[-1].opcode is Op.RC_ATOMIC_ACK
 
 
-@pytest.mark.rule("R-DUP-3")
+@rule("R-DUP-3")
 def test_duplicates_do_not_count_against_the_read_depth() -> None:
     pair = Pair(b_attrs={"max_dest_rd_atomic": 1})
     pair.b.take(read(pair, 0, 600))
@@ -523,7 +524,7 @@ def test_duplicates_do_not_count_against_the_read_depth() -> None:
     assert [f.psn - pair.psn_a for f in frames] == [0, 1, 2, 3]
 
 
-@pytest.mark.rule("8.1#4", "R-DUP-3")
+@rule("8.1#4", "R-DUP-3")
 def test_a_read_asked_again_before_its_answer_still_counts_once() -> None:
     pair = Pair(b_attrs={"max_dest_rd_atomic": 1})
     for _ in range(2):
@@ -532,7 +533,7 @@ def test_a_read_asked_again_before_its_answer_still_counts_once() -> None:
     assert [(f.opcode, f.syndrome) for f in frames] == [(Op.RC_READ_RESP_ONLY, ACK), (Op.RC_ACK, INVALID)]
 
 
-@pytest.mark.rule("R-DUP-5", "R-AT-4")
+@rule("R-DUP-5", "R-AT-4")
 def test_duplicate_atomic_returns_the_saved_value() -> None:
     pair = Pair()
     pair.b.take(fadd(pair, 0, 5), fadd(pair, 1, 7))
@@ -541,7 +542,7 @@ def test_duplicate_atomic_returns_the_saved_value() -> None:
     assert pair.b.read(0, 8) == (12).to_bytes(8, "little")
 
 
-@pytest.mark.rule("R-DUP-5")
+@rule("R-DUP-5")
 def test_duplicate_of_another_kind_is_dropped() -> None:
     pair = Pair()
     pair.b.take(read(pair, 0, 8), fadd(pair, 1, 1))
@@ -549,7 +550,7 @@ def test_duplicate_of_another_kind_is_dropped() -> None:
     assert pair.b.read(0, 8) == (1).to_bytes(8, "little")
 
 
-@pytest.mark.rule("R-DUP-6")
+@rule("R-DUP-6")
 def test_replay_store_keeps_the_newest() -> None:
     pair = Pair(b_attrs={"max_dest_rd_atomic": 2})
     for psn in range(3):
@@ -558,7 +559,7 @@ def test_replay_store_keeps_the_newest() -> None:
     assert [f.original for f in pair.b.take(fadd(pair, 1, 1), fadd(pair, 2, 1))] == [1, 2]
 
 
-@pytest.mark.rule("R-DUP-7")
+@rule("R-DUP-7")
 def test_no_nak_for_a_duplicate_whose_region_is_gone() -> None:
     pair = Pair()
     pair.b.take(read(pair, 0, 300))
@@ -567,7 +568,7 @@ def test_no_nak_for_a_duplicate_whose_region_is_gone() -> None:
     assert pair.b.qp.state is QpState.RTS
 
 
-@pytest.mark.rule("R-DUP-8")
+@rule("R-DUP-8")
 def test_duplicate_inside_a_message_does_not_disturb_it() -> None:
     pair = Pair()
     pair.b.recv(1)
@@ -580,7 +581,7 @@ def test_duplicate_inside_a_message_does_not_disturb_it() -> None:
 # ---- shared receive queue, states ------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("R-SRQ-1", "R-SRQ-2", "R-SRQ-3")
+@rule("R-SRQ-1", "R-SRQ-2", "R-SRQ-3")
 def test_shared_receive_queue() -> None:
     srq = SharedReceiveQueue(16, 4)
     pair = Pair(srq=srq)
@@ -598,7 +599,7 @@ def test_shared_receive_queue() -> None:
     assert len(srq) == 6 and pair.b.qp.events == [Event.QP_LAST_WQE_REACHED]
 
 
-@pytest.mark.rule("R-QP-2", "R-QP-5", "R-ERR-8")
+@rule("R-QP-2", "R-QP-5", "R-ERR-8")
 def test_request_in_every_state() -> None:
     for state in (QpState.RESET, QpState.ERR):
         pair = Pair()
@@ -617,7 +618,7 @@ def test_request_in_every_state() -> None:
     assert pair.b.qp.events == [Event.COMM_EST]
 
 
-@pytest.mark.rule("R-CQ-5")
+@rule("R-CQ-5")
 def test_solicited_arm() -> None:
     pair = Pair()
     for wr_id in range(4):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rnic_tb.endpoint import Faults, PeerPolicy, QpState, QpType, WcFlag, WcOp, WcStatus, WrOp
 from rnic_tb.endpoint.pair import Pair
+from tests.rules import rule
 
 SLOT = 1024  # every request has its own bytes at both ends
 SEND_AREA = 0x8000
@@ -125,7 +126,7 @@ def test_random_messages_over_a_bad_wire(seed: int, a: PeerPolicy, b: PeerPolicy
     run(seed, BAD_WIRE, a, b, psn)
 
 
-@pytest.mark.rule("R-ICRC-7")
+@rule("R-ICRC-7")
 def test_the_bad_wire_is_bad() -> None:
     """The faults above do happen: frames are lost, repeated and refused, and everything still arrives."""
     pair = run(11, BAD_WIRE, PeerPolicy(), PeerPolicy())
@@ -134,7 +135,7 @@ def test_the_bad_wire_is_bad() -> None:
     assert sum((pair.a.device.drops + pair.b.device.drops).values()) > 0
 
 
-@pytest.mark.rule("R-RNR-1", "R-SEQ-2")
+@rule("R-RNR-1", "R-SEQ-2")
 @pytest.mark.parametrize("seed", range(4))
 def test_late_receives(seed: int) -> None:
     """b posts its receives one by one, long after the SENDs: all arrive in order, over RNR waits."""
@@ -153,7 +154,7 @@ def test_late_receives(seed: int) -> None:
     assert pair.a.qp.requester.counters["rnr_naks"] >= 6
 
 
-@pytest.mark.rule("R-TMO-3", "R-DUP-1")
+@rule("R-TMO-3", "R-DUP-1")
 def test_lost_ack_of_the_last_message() -> None:
     pair = Pair()
     pair.b.recv(5)
@@ -163,7 +164,7 @@ def test_lost_ack_of_the_last_message() -> None:
     assert pair.a.qp.requester.counters["timeouts"] == 1
 
 
-@pytest.mark.rule("R-ERR-8", "R-QP-7")
+@rule("R-ERR-8", "R-QP-7")
 def test_peer_gone() -> None:
     pair = Pair(retry_cnt=2)
     pair.b.device.destroy_qp(pair.b.qp.qpn)
@@ -173,7 +174,7 @@ def test_peer_gone() -> None:
     assert pair.b.device.drops["no_qp"] == 3
 
 
-@pytest.mark.rule("R-UC-1", "R-UC-2")
+@rule("R-UC-1", "R-UC-2")
 @pytest.mark.parametrize("seed", range(3))
 def test_uc_over_a_bad_wire_delivers_whole_messages_only(seed: int) -> None:
     """Whatever arrives is complete, in order and in its own receive; the sender never waits."""

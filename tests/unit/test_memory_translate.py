@@ -7,6 +7,7 @@ from rnic.abi import TPT_ENTRY, Access, CtxTable
 from rnic.config import CONFIGS, Params
 from rnic.memory.translate import RESPONSES, Translate
 from rnic.records import XlateStatus
+from tests.rules import rule
 from tests.unit.streams import seeded, simulate
 
 TOP = 1 << 64
@@ -227,7 +228,7 @@ class Bench:
         raise AssertionError(f"{request} answered {got}, wanted one of {wanted}")
 
 
-@pytest.mark.rule("R-MR-1", "R-MR-2", "R-MR-4", "R-MR-5", "R-MR-6")
+@rule("R-MR-1", "R-MR-2", "R-MR-4", "R-MR-5", "R-MR-6")
 @pytest.mark.parametrize("config,seed", [("tiny", 1), ("tiny", 2), ("gigabit", 3), ("hundred", 4)])
 def test_random_regions_against_the_model(config, seed):
     bench = Bench(CONFIGS[config].replace(num_mrs=16, num_qps=16), seed)
@@ -277,7 +278,7 @@ def _run(bench, words, requests, name="gather", latency=5, **stalls):
     simulate(bench.dut, program, bench.host(lambda: latency, 0.0), limit=20000)
 
 
-@pytest.mark.rule("R-MR-2")
+@rule("R-MR-2")
 def test_bounds_do_not_wrap():
     """C60 (CVE-2016-8636): the end of the access is never computed modulo 2^64."""
     bench = Bench(CONFIGS["tiny"], 0)
@@ -296,7 +297,7 @@ def test_bounds_do_not_wrap():
     _run(bench, words, [case for case, _ in cases])
 
 
-@pytest.mark.rule("R-MR-6")
+@rule("R-MR-6")
 @pytest.mark.parametrize("length", [1 << 32, (1 << 32) + 4096])
 @pytest.mark.parametrize("levels", [0, 1, 2])
 def test_regions_of_4_gib_and_more(length, levels):

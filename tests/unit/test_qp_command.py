@@ -12,6 +12,7 @@ from rnic.abi import Access, Attr, CmdStatus, Command, CtxTable, EventType, QpSt
 from rnic.config import CONFIGS, Params
 from rnic.qp.command import CommandEngine
 from rnic.qp.port import PortTable
+from tests.rules import rule
 from tests.unit.streams import seeded, simulate
 
 CFG = {CtxTable.ADDRESS: abi.ADDRESS_CTX, CtxTable.REQUESTER_CFG: abi.REQUESTER_CFG,
@@ -241,7 +242,7 @@ def test_unknown_commands_and_nop():
     simulate(bench.dut, run)
 
 
-@pytest.mark.rule("R-MR-1", "R-MR-3")
+@rule("R-MR-1", "R-MR-3")
 def test_memory_regions():
     bench = Bench(seed=1, p_stall=0.3)
     entry = {"valid": 1, "levels": 2, "variant": 0x77, "rights": 15, "log_page": 21, "pd": 0xABCDEF, "base": 0x1122334455667788,
@@ -417,7 +418,7 @@ def test_port_tables():
 
 
 # --------------------------------------------------------------------------------------------------- MODIFY_QP
-@pytest.mark.rule("R-QP-1")
+@rule("R-QP-1")
 @pytest.mark.parametrize("typ,half", list(itertools.product(QpType, range(2))))
 def test_every_transition_and_every_refused_attribute(typ, half):
     bench = Bench(seed=10 + typ + half)
@@ -454,7 +455,7 @@ def test_every_transition_and_every_refused_attribute(typ, half):
     simulate(bench.dut, run, limit=200_000)
 
 
-@pytest.mark.rule("R-QP-1", "R-QP-4", "R-QP-5", "R-QP-6")
+@rule("R-QP-1", "R-QP-4", "R-QP-5", "R-QP-6")
 @pytest.mark.parametrize("typ", list(QpType))
 @pytest.mark.parametrize("config", ["tiny", "gigabit"])
 def test_attributes_reach_their_tables(typ, config):
@@ -520,7 +521,7 @@ def test_attributes_reach_their_tables(typ, config):
     simulate(bench.dut, run, limit=80_000)
 
 
-@pytest.mark.rule("R-QP-1")
+@rule("R-QP-1")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_values_out_of_their_limits(config):
     bench = Bench(config, seed=30)
@@ -571,7 +572,7 @@ def test_values_out_of_their_limits(config):
     simulate(bench.dut, run, limit=60_000)
 
 
-@pytest.mark.rule("R-QP-5")
+@rule("R-QP-5")
 @pytest.mark.parametrize("typ", list(QpType))
 def test_errors_of_engines(typ):
     bench = Bench(seed=40, p_stall=0.2)
@@ -631,7 +632,7 @@ def test_probe_reports_commands_and_errors():
     assert seen == [("COMMAND", 6, 0), ("COMMAND", 6, 0), ("COMMAND", 10, 0), ("QP_ERROR", 4), ("COMMAND", 7, 4)]
 
 
-@pytest.mark.rule("R-CQ-6")
+@rule("R-CQ-6")
 @pytest.mark.parametrize("busy", [False, True])
 def test_broken_cq_takes_its_qps_along(busy):
     """Every running QP with the CQ on either side goes to ERR, no other; one event; no new QP may use it; a CQ of the same number

@@ -7,6 +7,7 @@ from amaranth.sim import Simulator
 
 from rnic.config import CONFIGS, Params
 from rnic.qp.fence import Access, Fence, Watch
+from tests.rules import rule
 
 from .streams import seeded
 
@@ -83,7 +84,7 @@ async def run(ctx, dut, rng, seed_busy, starts, log, limit=6000):
     raise TimeoutError(f"{len(log)} fences done")
 
 
-@pytest.mark.rule("R-QP-4", "R-QP-7")
+@rule("R-QP-4", "R-QP-7")
 @pytest.mark.parametrize("busy", [0.0, 0.3, 0.95])
 def test_nothing_old_is_left(busy):
     dut = Fence(Params(CONFIGS["tiny"]), WATCHES, [Access(name="dma")])

@@ -11,6 +11,7 @@ from rnic.records import LandTag, ProbeEvent
 from rnic.requester.complete import Completer
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, ack_syndrome, nak_syndrome, rnr_syndrome
+from tests.rules import rule
 from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
 from tests.unit.streams import seeded
 
@@ -202,7 +203,7 @@ class Bench:
         assert ctx.get(self.dut.done_index) == q.index(q.done), f"QP {n}"
 
 
-@pytest.mark.rule("R-RSP-1", "R-RSP-2", "R-CQ-1", "R-PSN-2")
+@rule("R-RSP-1", "R-RSP-2", "R-CQ-1", "R-PSN-2")
 @pytest.mark.parametrize("name,seed,stall", [("tiny", 1, 0.3), ("tiny", 2, 0.0), ("hundred", 3, 0.3), ("hundred", 4, 0.5)])
 def test_cumulative_acks(name, seed, stall):
     """R-RSP-1, R-RSP-2: QPs interleaved; ACKs of any packet, duplicates and PSNs never sent; counters wrap."""
@@ -247,7 +248,7 @@ def test_cumulative_acks(name, seed, stall):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-2", "R-ERR-1", "R-ERR-3", "R-ERR-4", "R-ERR-5")
+@rule("R-RSP-2", "R-ERR-1", "R-ERR-3", "R-ERR-4", "R-ERR-5")
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 @pytest.mark.parametrize("syndrome,status,vendor", [
     (nak_syndrome(NakCode.PSN_SEQUENCE), St.RETRY_EXC_ERR, Ve.NAK_SEQUENCE),
@@ -304,7 +305,7 @@ def test_nak(name, syndrome, status, vendor):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-2")
+@rule("R-RSP-2")
 def test_nak_of_a_message_still_being_sent():
     """p lies in a WQE of which only some packets were sent (send_index has not moved past it)."""
     p = Params(CONFIGS["hundred"].replace(num_qps=4))
@@ -355,7 +356,7 @@ def test_ignored_answers():
     bench.run(main)
 
 
-@pytest.mark.rule("R-ERR-7", "R-ERR-1")
+@rule("R-ERR-7", "R-ERR-1")
 @pytest.mark.parametrize("order", [(2,), (2, 3), (3, 2), (0,), (1, 0)])
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_local_failure_waits_for_its_turn(name, order):
@@ -412,7 +413,7 @@ def test_failure_reported_with_the_ack_that_uncovers_it():
     bench.run(main)
 
 
-@pytest.mark.rule("R-ERR-3", "R-ERR-4")
+@rule("R-ERR-3", "R-ERR-4")
 def test_long_flush_lets_others_pass():
     """A flush of 200 WQEs gives way; answers of other QPs and a second flush are served; a blocked CQ stops only this."""
     p = Params(CONFIGS["hundred"].replace(num_qps=4))

@@ -44,6 +44,7 @@ from rnic.requester.wqe_fetch import WqeFetch
 from rnic.stream.arbiter import StreamArbiter
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, ack_syndrome, nak_syndrome
+from tests.rules import rule
 from tests.unit.requester import ctx_write, offer, run
 from tests.unit.streams import seeded
 from tests.unit.test_requester_wqe_fetch import Host
@@ -157,7 +158,7 @@ async def create(ctx, dut, n, start=0, psn=0, max_rd_atomic=0):
             await ctx_write(ctx, dut, table, n, word, value)
 
 
-@pytest.mark.rule("R-ERR-3", "R-ERR-4", "R-ERR-5", "R-CQ-1")
+@rule("R-ERR-3", "R-ERR-4", "R-ERR-5", "R-CQ-1")
 @pytest.mark.parametrize("name,seed,trouble", [
     ("tiny", 1, None), ("hundred", 2, None), ("tiny", 3, "nak"), ("hundred", 4, "nak"), ("tiny", 5, "bad"), ("hundred", 6, "bad"),
     ("hundred", 7, "local"), ("tiny", 8, "software"),
@@ -279,7 +280,7 @@ def read_wqe(opcode, length, flags):
     return head + (bytes(16) + sge if opcode in (WqeOpcode.CMP_SWAP, WqeOpcode.FETCH_ADD) else sge + bytes(16))
 
 
-@pytest.mark.rule("R-REQ-1", "R-REQ-4", "R-ORD-2", "R-PSN-3")
+@rule("R-REQ-1", "R-REQ-4", "R-ORD-2", "R-PSN-3")
 @pytest.mark.parametrize("name,seed,limit", [("tiny", 1, 1), ("hundred", 2, 1), ("hundred", 3, 2), ("hundred", 4, 4)])
 def test_reads_and_fences(name, seed, limit):
     """READ limit and fence: never broken, order kept, every WQE ends (no wake-up is lost), and nothing spins meanwhile."""

@@ -7,6 +7,7 @@ from rnic.config import CONFIGS, Params
 from rnic.records import LandTag
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, nak_syndrome, rnr_syndrome
+from tests.rules import rule
 from tests.unit.requester import offer
 from tests.unit.streams import seeded
 from tests.unit.test_requester_complete import ACK, PD, READS, Bench, Qp
@@ -36,7 +37,7 @@ async def post_read(ctx, bench, n, length, **fields):
     await bench.post(ctx, n, opcode=Op.READ, packets=max(1, -(-length // PMTU)), length=length, **fields)
 
 
-@pytest.mark.rule("R-RSP-2", "R-RSP-5", "R-RSP-7", "R-ORD-2", "R-ORD-5", "R-CQ-3", "R-AT-2", "R-PSN-4")
+@rule("R-RSP-2", "R-RSP-5", "R-RSP-7", "R-ORD-2", "R-ORD-5", "R-CQ-3", "R-AT-2", "R-PSN-4")
 @pytest.mark.parametrize("name,seed,stall", [("tiny", 1, 0.3), ("tiny", 2, 0.0), ("hundred", 3, 0.3), ("hundred", 4, 0.0)])
 def test_mixed_traffic(name, seed, stall):
     """All kinds of WQEs on several QPs, PSNs and counters wrap, duplicates in between: landings, CQEs, cells, una are right."""
@@ -156,7 +157,7 @@ REPLIES = {  # answers, (WQE that fails, status, vendor)
 }
 
 
-@pytest.mark.rule("R-RSP-3", "R-RSP-4", "R-RSP-5", "R-ERR-3")
+@rule("R-RSP-3", "R-RSP-4", "R-RSP-5", "R-ERR-3")
 @pytest.mark.parametrize("what", list(REPLIES))
 @pytest.mark.parametrize("hold", [False, True])
 def test_answers_that_do_not_fit(what, hold):
@@ -200,7 +201,7 @@ def test_answers_that_do_not_fit(what, hold):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-5")
+@rule("R-RSP-5")
 @pytest.mark.parametrize("opcode,syndrome,length,status", [
     (ONLY, ACK, 8, St.BAD_RESP_ERR), (FIRST, ACK, 256, St.BAD_RESP_ERR), (ATOMIC_ACK, ACCESS_NAK, 0, St.BAD_RESP_ERR),
     (ATOMIC_ACK, ACK, 8, St.LOC_LEN_ERR),
@@ -221,7 +222,7 @@ def test_wrong_answer_to_an_atomic(opcode, syndrome, length, status):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-6")
+@rule("R-RSP-6")
 @pytest.mark.parametrize("codes", [(FIRST, FIRST, ONLY), (FIRST, FIRST, LAST), (FIRST, MIDDLE, ONLY)])
 def test_restarted_read_goes_on_either_way(codes):
     """R-RSP-6: after a part came, FIRST and ONLY are as good as MIDDLE and LAST."""
@@ -241,7 +242,7 @@ def test_restarted_read_goes_on_either_way(codes):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-8", "R-ERR-1", "R-ERR-3")
+@rule("R-RSP-8", "R-ERR-1", "R-ERR-3")
 @pytest.mark.parametrize("replies", [1, 2, 3])
 @pytest.mark.parametrize("status,vendor", [(St.LOC_PROT_ERR, Ve.KEY_BOUNDS), (St.LOC_QP_OP_ERR, Ve.HOST_BUS)])
 def test_landing_fails(replies, status, vendor):
@@ -274,7 +275,7 @@ def test_landing_fails(replies, status, vendor):
     bench.run(main)
 
 
-@pytest.mark.rule("R-ORD-2", "R-CQ-1", "R-ERR-7")
+@rule("R-ORD-2", "R-CQ-1", "R-ERR-7")
 @pytest.mark.parametrize("end", ["acks", "failure", "flush"])
 def test_what_waits_behind_a_landing(end):
     """WQEs behind a READ whose data is on its way are acknowledged, fail or are flushed: nothing of it is reported before."""
@@ -317,7 +318,7 @@ def test_what_waits_behind_a_landing(end):
     bench.run(main)
 
 
-@pytest.mark.rule("R-RSP-2", "R-CQ-1")
+@rule("R-RSP-2", "R-CQ-1")
 def test_many_writes_before_a_read():
     """A READ response acknowledges 100 WRITEs: the turn is given up in between, the landing is retired behind all of them."""
     p = params("hundred", sq_outstanding=128)

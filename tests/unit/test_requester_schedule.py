@@ -8,6 +8,7 @@ from rnic.abi import REQUESTER_CFG, SQ_FETCH, CtxTable, QpState
 from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent
 from rnic.requester.schedule import Scheduler
+from tests.rules import rule
 from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
 from tests.unit.streams import seeded
 
@@ -225,7 +226,7 @@ def test_latency_from_doorbell():
     assert seen[0][0] <= 12
 
 
-@pytest.mark.rule("R-ERR-5")
+@rule("R-ERR-5")
 def test_err_flushes_and_other_states_do_nothing():
     """R-ERR-5: each doorbell in ERR gives a flush; a producer beyond the ring is a driver fault and counts as a full ring."""
     p = Params(CONFIGS["tiny"])

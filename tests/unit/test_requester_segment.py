@@ -22,6 +22,7 @@ from rnic.abi import (
 from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent
 from rnic.requester.segment import Segmenter
+from tests.rules import rule
 from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
 from tests.unit.streams import packet_of, seeded
 
@@ -257,7 +258,7 @@ def random_wr(rng, p, pmtu, wide, *, longest=5):
     return wr
 
 
-@pytest.mark.rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-WQ-4", "R-WQ-5")
+@rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-WQ-4", "R-WQ-5")
 @pytest.mark.parametrize("name,max_sge,seed,stall", [
     ("tiny", 4, 1, 0.2), ("tiny", 6, 2, 0.0), ("hundred", 4, 3, 0.2), ("hundred", 6, 4, 0.3), ("tiny", 1, 5, 0.2),
 ])  # fmt: skip
@@ -281,7 +282,7 @@ def test_messages(name, max_sge, seed, stall):
     assert len(parsed) == 40
 
 
-@pytest.mark.rule("R-REQ-2")
+@rule("R-REQ-2")
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_long_message_asks_for_acks(name):
     p = Params(CONFIGS[name].replace(num_qps=2))
@@ -306,7 +307,7 @@ BAD = {
 }
 
 
-@pytest.mark.rule("R-WQ-7", "R-LEN-2", "R-ERR-7")
+@rule("R-WQ-7", "R-LEN-2", "R-ERR-7")
 @pytest.mark.parametrize("what", list(BAD))
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_bad_wqe_stops_its_qp_only(name, what):
@@ -333,7 +334,7 @@ def test_bad_wqe_stops_its_qp_only(name, what):
     bench.run(again)
 
 
-@pytest.mark.rule("R-WQ-7")
+@rule("R-WQ-7")
 @pytest.mark.parametrize("type,opcode", [
     (QpType.RC, Op.READ), (QpType.RC, Op.CMP_SWAP), (QpType.RC, Op.FETCH_ADD), (QpType.RC, Op.LOCAL_INV), (QpType.RC, Op.BIND_MW),
     (QpType.UC, Op.READ), (QpType.UD, Op.WRITE),
@@ -366,7 +367,7 @@ def test_wqes_of_another_epoch_or_place_are_thrown_away():
     run(dut, main, background=[bench.watch])
 
 
-@pytest.mark.rule("R-QP-3")
+@rule("R-QP-3")
 def test_sqd_puts_wqes_back():
     """R-QP-3: a WQE not begun is rewound in SQD and sent after the QP is back in RTS."""
     p = Params(CONFIGS["tiny"])
@@ -417,7 +418,7 @@ def test_state_change_while_a_wqe_is_inside(delay):
     run(dut, main, background=[bench.watch])
 
 
-@pytest.mark.rule("R-PSN-6")
+@rule("R-PSN-6")
 def test_psn_window():
     """R-PSN-6: with the window full the WQE is put back, and goes when una has moved."""
     p = Params(CONFIGS["tiny"])
@@ -482,7 +483,7 @@ def read_wr(opcode, size, *, sges=None, flags=0, operands=(0, 0), **fields):
     return wr
 
 
-@pytest.mark.rule("R-PSN-3", "R-OPC-3", "R-REQ-2", "R-REQ-3", "R-WQ-6")
+@rule("R-PSN-3", "R-OPC-3", "R-REQ-2", "R-REQ-3", "R-WQ-6")
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_read_and_atomic_requests(name):
     """One packet without payload, PSNs for the responses, operands; the read table says where the data goes."""
@@ -519,7 +520,7 @@ def test_read_and_atomic_requests(name):
         assert got[: len(wrs[k].sges)] == wrs[k].sges
 
 
-@pytest.mark.rule("R-WQ-5", "R-WQ-6", "R-WQ-7", "R-LEN-2")
+@rule("R-WQ-5", "R-WQ-6", "R-WQ-7", "R-LEN-2")
 @pytest.mark.parametrize("wr", [
     read_wr(Op.CMP_SWAP, 8, sges=[(0, 7, 1)]), read_wr(Op.FETCH_ADD, 8, sges=[(0, 16, 1)], length=16),
     read_wr(Op.FETCH_ADD, 8, sges=[(0, 4, 1), (4, 4, 1)]), read_wr(Op.CMP_SWAP, 8, num_sge=0), read_wr(Op.CMP_SWAP, 8, length=4),
@@ -535,7 +536,7 @@ def test_bad_read_or_atomic(wr):
     assert not bench.jobs and not bench.table
 
 
-@pytest.mark.rule("R-REQ-4", "R-ORD-2", "R-PSN-6")
+@rule("R-REQ-4", "R-ORD-2", "R-PSN-6")
 @pytest.mark.parametrize("what", ["limit", "configured limit", "fence", "psn window"])
 @pytest.mark.parametrize("late", [False, True])
 def test_blocked_wqe_sleeps(what, late):

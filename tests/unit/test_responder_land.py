@@ -14,6 +14,7 @@ from rnic.responder.source import PayloadPlace, PayloadSource
 from rnic.stream.beat import Beat
 from rnic.stream.packet_store import PacketHandle, PacketStore
 from rnic.wire.opcode import Kind
+from tests.rules import rule
 from tests.unit.responder_bench import Bench, Packet, Port, rc
 from tests.unit.streams import recv, recv_packet, seeded, send, send_packets, simulate
 
@@ -76,7 +77,7 @@ def regions(bench, qpn):
     return {n: (BASE + (n << 24), 0x100 * qpn + n) for n in (1, 2, 3)}
 
 
-@pytest.mark.rule("R-AT-2", "R-MR-4", "R-MR-5", "R-WQ-4", "R-ORD-5")
+@rule("R-AT-2", "R-MR-4", "R-MR-5", "R-WQ-4", "R-ORD-5")
 @pytest.mark.parametrize("name,max_sge,seed", [
     ("tiny", 4, 1), ("hundred", 4, 2), ("tiny", 6, 3), ("hundred", 6, 4), ("tiny", 1, 5),
 ])  # fmt: skip
@@ -122,7 +123,7 @@ def test_landings_next_to_requests(name, max_sge, seed):
     assert len(bench.results) >= 20 and sum(len(a) for a in bench.acks.values()) > 5
 
 
-@pytest.mark.rule("R-RSP-8")
+@rule("R-RSP-8")
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_failing_landings(name):
     """Each check has its vendor code; a write error is HOST_BUS; inbound requests of the QP go on, cells are freed."""
@@ -189,7 +190,7 @@ class StoreAndSource(wiring.Component):
         return m
 
 
-@pytest.mark.rule("R-AT-2")
+@rule("R-AT-2")
 @pytest.mark.parametrize("name,stall", [("tiny", 0.3), ("hundred", 0.0), ("hundred", 0.3)])
 def test_source_with_the_packet_store(name, stall):
     """Stored packets and values in any order, behind the store that takes a command with the packet's last word."""

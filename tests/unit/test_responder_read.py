@@ -4,6 +4,7 @@ import pytest
 
 from rnic.abi import Access
 from rnic.wire.opcode import Opcode
+from tests.rules import rule
 
 from .responder_bench import Packet
 from .responder_reads import ReadBench, Request
@@ -77,7 +78,7 @@ def requests(bench, qp, rng, count, depth):
     return packets
 
 
-@pytest.mark.rule("R-PSN-3", "R-PSN-4", "R-RES-2", "R-RES-7", "R-ACK-2", "R-ACK-4", "R-MSN-1", "R-AT-2", "R-AT-3", "R-ORD-1")
+@rule("R-PSN-3", "R-PSN-4", "R-RES-2", "R-RES-7", "R-ACK-2", "R-ACK-4", "R-MSN-1", "R-AT-2", "R-AT-3", "R-ORD-1")
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("gigabit", 0.1, 2), ("hundred", 0.2, 3)])
 def test_traffic(config, stall, seed):
     """Everything mixed on four QPs: answers in PSN order with the right bytes, numbers and completions."""
@@ -93,7 +94,7 @@ def test_traffic(config, stall, seed):
     assert not bench.errors
 
 
-@pytest.mark.rule("R-PSN-1", "R-PSN-3", "R-LEN-2", "R-RES-2")
+@rule("R-PSN-1", "R-PSN-3", "R-LEN-2", "R-RES-2")
 @pytest.mark.parametrize(("mtu", "config"), [(1, "tiny"), (2, "gigabit"), (3, "gigabit"), (4, "hundred"), (5, "hundred")])
 def test_lengths(mtu, config):
     """Every PMTU, lengths around its multiples, over page ends, PSNs and MSNs around their wrap; zero bytes need no key."""
@@ -110,7 +111,7 @@ def test_lengths(mtu, config):
     assert len(bench.answers[2]) == ahead + 1
 
 
-@pytest.mark.rule("R-DUP-3", "R-DUP-4", "R-DUP-5", "R-DUP-6", "R-DUP-7", "R-DUP-2")
+@rule("R-DUP-3", "R-DUP-4", "R-DUP-5", "R-DUP-6", "R-DUP-7", "R-DUP-2")
 def test_duplicates():
     """Duplicates of a READ in all parts; what does not fit the saved request is dropped; an ATOMIC is executed once."""
     bench, qp, region = bench_of(4)
@@ -149,7 +150,7 @@ def test_duplicates():
     assert int.from_bytes(bench.world.memory[at : at + 8], "little") == original + 5 & (1 << 64) - 1
 
 
-@pytest.mark.rule("R-DUP-3", "R-PSN-4")
+@rule("R-DUP-3", "R-PSN-4")
 def test_replaced_stream():
     """A duplicate that comes while its READ is being sent: the stream starts again at its PSN, with the right bytes for every
     PSN, and nothing of the old stream comes behind the new one (C33)."""
@@ -191,7 +192,7 @@ BAD = {  # name: (what is set up, packet); rules.md 8.1
 }
 
 
-@pytest.mark.rule("R-RES-1", "R-RES-2", "R-AT-1", "R-LEN-2", "R-LEN-4", "R-DUP-6")
+@rule("R-RES-1", "R-RES-2", "R-AT-1", "R-LEN-2", "R-LEN-4", "R-DUP-6")
 @pytest.mark.parametrize("case", BAD)
 def test_fatal(case):
     """One NAK with the request's PSN, the QP goes to ERR, memory is as it was, other QPs go on."""
@@ -211,7 +212,7 @@ def test_fatal(case):
     assert bench.errors == [2] and [a[3] for a in bench.answers[2]][-1] in (0x61, 0x62)
 
 
-@pytest.mark.rule("R-DUP-6")
+@rule("R-DUP-6")
 def test_resources():
     """max_dest_rd_atomic 2: two large READs and a third request, which is one too many; the first two are answered first."""
     bench, qp, _ = bench_of(6, limit=2)
@@ -220,7 +221,7 @@ def test_resources():
     assert bench.answers[2][-1][3] == 0x61 and bench.answers[2][-1][2] == 2 and bench.errors == [2]
 
 
-@pytest.mark.rule("R-RES-1", "R-DUP-7")
+@rule("R-RES-1", "R-DUP-7")
 def test_key_lost():
     """The MR vanishes while a READ is answered: NAK remote access with the PSN of the packet, nothing behind it. While a
     duplicate is answered: silence, and the QP goes on."""
@@ -242,7 +243,7 @@ def test_key_lost():
     assert bench.errors == [2] and other
 
 
-@pytest.mark.rule("R-ORD-1", "R-AT-4", "R-ACK-3")
+@rule("R-ORD-1", "R-AT-4", "R-ACK-3")
 @pytest.mark.parametrize("config", ["tiny", "gigabit", "hundred"])
 def test_visibility(config):
     """A READ and an ATOMIC see the WRITEs before them although those reach memory late (C117); what comes behind an ATOMIC for
@@ -266,7 +267,7 @@ def test_visibility(config):
     assert got == [int.from_bytes(value, "little"), 0, 0x1122334455667788]
 
 
-@pytest.mark.rule("R-ACK-2", "R-ACK-4")
+@rule("R-ACK-2", "R-ACK-4")
 def test_acks_wait():
     """ACKs behind unanswered READs: the newest waits in its place, before the next READ's response; a NAK waits too."""
     bench, qp, _ = bench_of(9, stall=0.0)
@@ -284,7 +285,7 @@ def test_acks_wait():
         ("READ_RESP_ONLY", 5, 5, 0x1F), ("ACK", 7, 6, 0x60), ("ACK", 7, 7, 0x1F)]
 
 
-@pytest.mark.rule("R-QP-4")
+@rule("R-QP-4")
 def test_drain():
     """A flush of a QP with a long READ under way: it stops, `drained` comes when its last packet has left, and after a reset
     nothing of the old life is known."""

@@ -5,6 +5,7 @@ import pytest
 from rnic.abi import Access
 from rnic.config import CONFIGS
 from rnic.wire.opcode import Kind, Opcode
+from tests.rules import rule
 
 from .responder_bench import Bench, Packet, rc
 from .streams import seeded
@@ -60,7 +61,7 @@ def interleave(rng, lists):
         yield chosen.pop(0)
 
 
-@pytest.mark.rule("R-MSN-1", "R-CRD-1", "R-ACK-1", "R-PAD-3", "R-MR-5", "R-OPC-2", "R-CQ-2", "R-CQ-3", "R-WQ-4", "R-RES-2")
+@rule("R-MSN-1", "R-CRD-1", "R-ACK-1", "R-PAD-3", "R-MR-5", "R-OPC-2", "R-CQ-2", "R-CQ-3", "R-WQ-4", "R-RES-2")
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("tiny", 0.0, 2), ("hundred", 0.2, 3)])
 def test_good_traffic(config, stall, seed):
     rng = seeded(seed)
@@ -139,7 +140,7 @@ SGES = {
 }
 
 
-@pytest.mark.rule("R-RES-1", "R-RES-5", "R-LEN-1", "R-LEN-2", "R-LEN-3", "R-LEN-4", "R-PAD-2", "R-ERR-3", "R-ERR-4", "R-ERR-5")
+@rule("R-RES-1", "R-RES-5", "R-LEN-1", "R-LEN-2", "R-LEN-3", "R-LEN-4", "R-PAD-2", "R-ERR-3", "R-ERR-4", "R-ERR-5")
 @pytest.mark.parametrize("case", BAD_CASES)
 def test_fatal(case):
     """A packet that breaks a rule: one NAK with its PSN, the receive WQE in use completes in error, the others are flushed,
@@ -177,7 +178,7 @@ def test_access_flags():
         assert bench.acks[2] == [(0x61, qp.epsn, 0)]
 
 
-@pytest.mark.rule("R-SEQ-1", "R-SEQ-2", "R-SEQ-3", "R-RNR-4", "R-RES-4", "R-RES-6", "R-DUP-1", "R-DUP-2", "R-DUP-7", "R-DUP-8")
+@rule("R-SEQ-1", "R-SEQ-2", "R-SEQ-3", "R-RNR-4", "R-RES-4", "R-RES-6", "R-DUP-1", "R-DUP-2", "R-DUP-7", "R-DUP-8")
 @pytest.mark.parametrize("epsn", [0x500, 0xFFFFFE, 0])
 def test_sequence(epsn):
     """Gaps, RNR and duplicates, also in the middle of a message and around the wrap of PSNs, MSNs and ring counters."""
@@ -223,7 +224,7 @@ def test_flush_by_command():
     assert bench.error_drop == 1
 
 
-@pytest.mark.rule("R-ACK-3", "R-CQ-3")
+@rule("R-ACK-3", "R-CQ-3")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_what_waits_for_what(config):
     """No ACK before the host accepted all of the packet's writes; no completion before their responses (C117), also
@@ -250,7 +251,7 @@ def test_what_waits_for_what(config):
     assert accepted.hold == done.hold == 0
 
 
-@pytest.mark.rule("R-ACK-3", "R-ERR-3", "R-ERR-4")
+@rule("R-ACK-3", "R-ERR-3", "R-ERR-4")
 @pytest.mark.parametrize("which", ["send", "write", "write_imm", "send_middle"])
 def test_bus_error(which):
     """An error response to a write: the receive WQE in use completes with LOC_QP_OP_ERR, the QP goes to ERR, the rest is
@@ -278,7 +279,7 @@ def test_bus_error(which):
     assert not any(psn == qp.epsn for _, psn, _ in bench.acks[2][2:])
 
 
-@pytest.mark.rule("R-QP-4", "R-QP-7")
+@rule("R-QP-4", "R-QP-7")
 def test_reset_and_reuse():
     """A failed QP is drained, reset and used again: nothing of its old life shows."""
     bench, qp, _ = quiet_bench(9)

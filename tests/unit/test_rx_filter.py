@@ -10,6 +10,7 @@ from rnic.config import CONFIGS, Params
 from rnic.records import RxDrop
 from rnic.rx.filter import Filter
 from rnic.wire.opcode import OPCODES, Kind, Opcode, Transport, flags_of
+from tests.rules import rule
 
 _TYPES = {Transport.RC: QpType.RC, Transport.UC: QpType.UC, Transport.UD: QpType.UD}
 
@@ -84,7 +85,7 @@ class World:
         return "request" if info.is_request else "response", None
 
 
-@pytest.mark.rule("R-PKEY-1", "R-QKEY-1", "R-OPC-1", "R-ADR-1", "R-CC-3")
+@rule("R-PKEY-1", "R-QKEY-1", "R-OPC-1", "R-ADR-1", "R-CC-3")
 @pytest.mark.parametrize("seed", range(4))
 def test_filter_against_the_rules(seed):
     print("seed", seed)

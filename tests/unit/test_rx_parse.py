@@ -10,6 +10,7 @@ from rnic.records import RxDrop
 from rnic.rx.parse import Parser
 from rnic.wire.frame import Frame, ipv4_checksum, parse_frame
 from rnic.wire.opcode import OPCODES, Opcode, PayloadRule
+from tests.rules import rule
 from tests.unit.rx_frames import check, random_frame, run
 
 TEXT = (Path(__file__).parent.parent / "data" / "vectors.txt").read_text()
@@ -23,7 +24,7 @@ def padded(raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.rule("R-ICRC-1", "R-ICRC-3", "R-ICRC-8", "R-FRM-1", "R-FRM-6")
+@rule("R-ICRC-1", "R-ICRC-3", "R-ICRC-8", "R-FRM-1", "R-FRM-6")
 def test_vectors(width):
     frames = [padded(raw) for raw in VECTORS.values()]
     seen = run(width, frames)
@@ -33,7 +34,7 @@ def test_vectors(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("stall", (0.0, 0.4), ids=("smooth", "stalls"))
-@pytest.mark.rule("R-FRM-1", "R-FRM-2", "R-FRM-3", "R-FRM-7", "R-HDR-1", "R-PAD-3", "R-ADR-1")
+@rule("R-FRM-1", "R-FRM-2", "R-FRM-3", "R-FRM-7", "R-HDR-1", "R-PAD-3", "R-ADR-1")
 def test_every_opcode_with_any_size_and_trailer(width, stall):
     rng = random.Random(width)
     frames = [random_frame(rng, opcode) for opcode in Opcode]
@@ -44,7 +45,7 @@ def test_every_opcode_with_any_size_and_trailer(width, stall):
 
 
 @pytest.mark.parametrize("width", (64, 512))
-@pytest.mark.rule("R-FRM-1", "R-PAD-1")
+@rule("R-FRM-1", "R-PAD-1")
 def test_every_payload_alignment(width):
     """All variants of headers, all payload ends within a bus word, back to back, no padding."""
     rng = random.Random(5)
@@ -59,7 +60,7 @@ def test_every_payload_alignment(width):
 
 
 @pytest.mark.parametrize("width", (64, 512))
-@pytest.mark.rule("R-MTU-1", "R-MTU-2")
+@rule("R-MTU-1", "R-MTU-2")
 def test_path_mtu_sizes_and_one_more(width):
     rng = random.Random(6)
     frames = [random_frame(rng, Opcode.RC_WRITE_ONLY_IMM, size).pack() for size in (256, 1024, 4096, 4097, 4100, 9000)]
@@ -81,7 +82,7 @@ FLIPS = {
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5")
+@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5")
 def test_no_flipped_bit_is_accepted_outside_the_masked_fields(width):
     change, step = FLIPS[width]
     frame = Frame(Opcode.RC_SEND_ONLY, dest_qpn=5, payload=b"abcde", **change)
@@ -100,7 +101,7 @@ def test_no_flipped_bit_is_accepted_outside_the_masked_fields(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.rule("R-FRM-1", "R-FRM-3")
+@rule("R-FRM-1", "R-FRM-3")
 def test_truncated_at_every_byte(width):
     """Every FSM finds its way out: a good frame behind each damaged one must pass."""
     rng = random.Random(8)
@@ -151,7 +152,7 @@ def ip_faults() -> list[bytes]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.rule("R-FRM-3", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-ICRC-7", "R-PAD-1")
+@rule("R-FRM-3", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-ICRC-7", "R-PAD-1")
 def test_faults(width):
     v6 = dict(src_ip=bytes(16), dst_ip=bytes(range(16)))
     frames = [padded(Frame(**BASE | change).pack()) for change in FAULTS]

@@ -18,6 +18,7 @@ from rnic.tx.build import Builder
 from rnic.tx.icrc import BodyBeat, IcrcInsert
 from rnic.wire.frame import Frame, mapped_address, parse_frame
 from rnic.wire.opcode import OPCODES, Opcode, Transport
+from tests.rules import rule
 from tests.unit.streams import beats_of, packet_of, recv_packet, seeded, send, simulate
 
 VECTORS = pathlib.Path(__file__).parents[1] / "data" / "vectors.txt"
@@ -186,8 +187,8 @@ def drawn_frames(rng, count, payload_sizes=None, opcodes=None):
     return frames
 
 
-@pytest.mark.rule("R-FRM-2", "R-FRM-4", "R-FRM-6", "R-FRM-7", "R-PAD-1", "R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-5",
-                  "R-ICRC-8")  # fmt: skip
+@rule("R-FRM-2", "R-FRM-4", "R-FRM-6", "R-FRM-7", "R-PAD-1", "R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-5",
+      "R-ICRC-8")  # fmt: skip
 @pytest.mark.parametrize("width", [64, 128, 256, 512])
 @pytest.mark.parametrize("p_stall", [0.0, 0.3])
 def test_random_frames(width, p_stall):
@@ -209,7 +210,7 @@ def test_every_opcode_and_small_payload(width):
         assert got == [(frame.pack(), 0) for frame in frames]
 
 
-@pytest.mark.rule("R-FRM-4", "R-FRM-5")
+@rule("R-FRM-4", "R-FRM-5")
 def test_scapy_agrees():
     """Lengths and header checksum as scapy computes them."""
     frames = numbered([frame for frame in drawn_frames(seeded(8), 40) if not frame.is_ipv6][:12])
@@ -239,7 +240,7 @@ def test_pmtu_sizes(width):
 BUILT = [f"A{i}" for i in range(1, 20)] + ["B1", "B2", "B3", "B7", "C1", "C2"]
 
 
-@pytest.mark.rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-6")
+@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-6")
 @pytest.mark.parametrize("width", [64, 512])
 def test_vectors(width):
     """Each vector is the first frame after a reset: they all have identification 1. B5 is the frame after B1 again."""
@@ -277,7 +278,7 @@ def test_vectors(width):
     simulate(dut, feed, drain, limit=5000)
 
 
-@pytest.mark.rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-5")
+@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-5")
 @pytest.mark.parametrize("width", [64, 128, 256, 512])
 def test_icrc_of_vectors(width):
     """Every RoCEv2 vector through the ICRC stage alone, also those with bits the builder never sends."""

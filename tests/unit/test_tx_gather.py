@@ -6,6 +6,7 @@ from rnic.abi import CtxTable, VendorError, WcStatus
 from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent, XlateStatus
 from rnic.tx.gather import Gather
+from tests.rules import rule
 from tests.unit.streams import beats_of, packet_of, recv, seeded, send, simulate
 
 PAGE = 4096
@@ -254,7 +255,7 @@ def drawn_packets(rng, p, count, qpns=8, max_size=600, inline=True):
     return packets
 
 
-@pytest.mark.rule("R-WQ-4", "R-WQ-5")
+@rule("R-WQ-4", "R-WQ-5")
 @pytest.mark.parametrize("width", [64, 128, 512])
 @pytest.mark.parametrize("p_stall", [0.0, 0.3])
 def test_random_packets(width, p_stall):
@@ -293,7 +294,7 @@ def test_requests_name_key_domain_and_range():
     assert len(world.commands) == 5
 
 
-@pytest.mark.rule("R-ERR-7")
+@rule("R-ERR-7")
 @pytest.mark.parametrize("width", [64, 512])
 @pytest.mark.parametrize("status", [XlateStatus.KEY, XlateStatus.PD, XlateStatus.RIGHTS, XlateStatus.BOUNDS,
                                     XlateStatus.HOST_BUS])  # fmt: skip
@@ -313,7 +314,7 @@ def test_translation_error(width, status):
     assert not [1 for _, event, _, psn, _ in world.probes if event == ProbeEvent.PAYLOAD_READ and psn in (13, 16)]
 
 
-@pytest.mark.rule("R-ERR-7")
+@rule("R-ERR-7")
 @pytest.mark.parametrize("width", [64, 512])
 @pytest.mark.parametrize("bad_piece", [0, 1])
 def test_read_error(width, bad_piece):

@@ -12,6 +12,7 @@ from rnic.wire import psn as p
 from rnic.wire import syndrome as s
 from rnic.wire.layout import swap_bytes, wire_layout
 from rnic.wire.opcode import OPCODES, Kind, Opcode, OpcodeFlags, PayloadRule, Transport, decode, flags_of, opcode_of
+from tests.rules import rule
 
 
 def test_bth_is_packed_in_wire_order():
@@ -78,7 +79,7 @@ TABLE = [
 TABLE += [(0x20 | op, *row) for op, *row in TABLE if op <= 0x0B]
 
 
-@pytest.mark.rule("R-OPC-2", "R-LEN-1", "R-LEN-4")
+@rule("R-OPC-2", "R-LEN-1", "R-LEN-4")
 def test_opcode_table():
     assert {op for op, *_ in TABLE} == {opcode.value for opcode in Opcode} == {o.value for o in OPCODES}
     for op, size, payload, takes, makes in TABLE:
@@ -120,7 +121,7 @@ def test_hardware_decode_of_every_byte():
     sim.run()
 
 
-@pytest.mark.rule("R-RNR-3")
+@rule("R-RNR-3")
 def test_syndrome():
     assert (s.ack_syndrome(), s.ack_syndrome(3), s.rnr_syndrome(14)) == (0x1F, 0x03, 0x2E)
     assert [s.nak_syndrome(code) for code in s.NakCode] == [0x60, 0x61, 0x62, 0x63, 0x64]
@@ -139,7 +140,7 @@ def test_syndrome():
 PSNS = [0, 1, 2, 0x7FFFFE, 0x7FFFFF, 0x800000, 0x800001, 0xFFFFFE, 0xFFFFFF]
 
 
-@pytest.mark.rule("R-PSN-1", "R-PSN-2", "R-PSN-3")
+@rule("R-PSN-1", "R-PSN-2", "R-PSN-3")
 def test_psn_arithmetic():
     a, b, c = Signal(24), Signal(24), Signal(24)
     after, delta, inside, total = Signal(), Signal(signed(24)), Signal(), Signal(24)

@@ -15,6 +15,7 @@ from rnic.wire import headers as h
 from rnic.wire.frame import Frame, FrameError, FrameReason, ipv4_checksum, mapped_address, parse_frame
 from rnic.wire.icrc import icrc, icrc_bytes, icrc_ok, masked_datagram
 from rnic.wire.opcode import OPCODES, Opcode, PayloadRule
+from tests.rules import rule
 
 TEXT = (Path(__file__).parent.parent / "data" / "vectors.txt").read_text()
 VECTORS = {
@@ -25,7 +26,7 @@ ROCEV1 = ("V3", "V4")
 
 
 @pytest.mark.parametrize("name", VECTORS)
-@pytest.mark.rule("R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-4", "R-ICRC-5", "R-ICRC-9", "R-FRM-2")
+@rule("R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-4", "R-ICRC-5", "R-ICRC-9", "R-FRM-2")
 def test_vector(name):
     raw, wire = VECTORS[name]
     assert icrc_bytes(raw[14:-4]) == wire == raw[-4:] and icrc_ok(raw[14:])
@@ -42,7 +43,7 @@ def test_there_are_34_vectors():
     assert len(VECTORS) == 34
 
 
-@pytest.mark.rule("R-ICRC-6")
+@rule("R-ICRC-6")
 def test_register_constants():
     def register(data, crc=0xFFFFFFFF):
         for byte in data:
@@ -108,7 +109,7 @@ def test_same_bytes_as_scapy(opcode):
         assert [getattr(again, n) for n in names] == [getattr(frame, n) for n in names]
 
 
-@pytest.mark.rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5", "R-FRM-7")
+@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5", "R-FRM-7")
 def test_every_bit_outside_the_masked_fields_is_protected():
     frame = Frame(Opcode.RC_SEND_ONLY, dest_qpn=5, payload=b"abcde", vlan=(1, 2))
     raw = frame.pack()
@@ -141,14 +142,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("change, reason", FAULTS, ids=[f"{r.name}-{n}" for n, (_, r) in enumerate(FAULTS)])
-@pytest.mark.rule("R-FRM-3", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-PAD-1")
+@rule("R-FRM-3", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-PAD-1")
 def test_fault_has_its_reason(change, reason):
     with pytest.raises(FrameError) as caught:
         parse_frame(Frame(**BASE | change).pack())
     assert caught.value.reason is reason
 
 
-@pytest.mark.rule("R-FRM-4")
+@rule("R-FRM-4")
 def test_ipv4_header_faults():
     raw = Frame(**BASE).pack()
 
