@@ -155,7 +155,7 @@ class CqeWriter(wiring.Component):
             cqs.read(1)[0].eq(visible.p.cqn),
             consumers.read(1)[0].eq(visible.p.cqn),
             self.event.p.type.eq(EventType.COMPLETION),
-            fires.eq((eqn != NO_EQ) & ((arm == ARM_NEXT) | ((arm == ARM_SOLICITED) & visible.p.solicited))),
+            fires.eq((eqn != NO_EQ) & ((arm == ARM_NEXT) | ((arm == ARM_SOLICITED) & visible.p.solicited))),  # R-CQ-5
         ]
         with m.FSM(name="notify"):
             with m.State("Idle"):
@@ -207,7 +207,7 @@ class CqeWriter(wiring.Component):
             write.eqn.eq(context.eqn),
             write.producer.eq(context.producer + 1),
             errors.i.payload.eq(cqn),
-            full.eq((used & ~mask).any()),
+            full.eq((used & ~mask).any()),  # R-CQ-6
         ]
         m.d.sync += [
             credits.eq(credits - spent + self._returned),
@@ -235,7 +235,7 @@ class CqeWriter(wiring.Component):
             with m.State("Read"):
                 m.next = "Measure"
             with m.State("Measure"):
-                m.d.sync += [used.eq(context.producer - consumer.value), mask.eq((1 << context.log_size) - 1),
+                m.d.sync += [used.eq(context.producer - consumer.value), mask.eq((1 << context.log_size) - 1),  # R-CQ-6
                              size.eq(1 << context.log_size)]
                 m.next = "Decide"
             with m.State("Decide"):

@@ -309,9 +309,9 @@ class Translate(wiring.Component):
         m.d.sync += [
             key_ok.eq(ranges[2] & entry.valid & (request.ring | (entry.variant == request.key[:8]))),  # R-MR-1
             pd_ok.eq(request.ring | (entry.pd == request.pd)),  # R-MR-4
-            rights_ok.eq(request.ring | ((request.rights & ~entry.rights) == 0)),
-            behind.eq(request.va - entry.base),
-            spare.eq(entry.length - request.length),
+            rights_ok.eq(request.ring | ((request.rights & ~entry.rights) == 0)),  # 8.1#7
+            behind.eq(request.va - entry.base),  # R-MR-2
+            spare.eq(entry.length - request.length),  # R-MR-2, R-MR-6
             paged.eq(entry.levels != 0),
             two_level.eq(entry.levels[1]),
             table.eq(entry.table_addr),
@@ -330,7 +330,7 @@ class Translate(wiring.Component):
         m.d.sync += [
             status.eq(XlateStatus.OK),
             linear.eq(table + behind[:64]),
-            inside.eq(behind[:64] + base_offset),  # cannot wrap: it is va minus a page boundary
+            inside.eq(behind[:64] + base_offset),  # cannot wrap: it is va minus a page boundary; R-MR-5, R-MR-6
         ]
         with m.If(~key_ok):
             m.d.sync += status.eq(XlateStatus.KEY)
@@ -338,7 +338,7 @@ class Translate(wiring.Component):
             m.d.sync += status.eq(XlateStatus.PD)
         with m.Elif(~rights_ok):
             m.d.sync += status.eq(XlateStatus.RIGHTS)
-        with m.Elif(~start_ok | ~length_ok | (behind[:64] > spare[:64])):
+        with m.Elif(~start_ok | ~length_ok | (behind[:64] > spare[:64])):  # R-MR-2
             m.d.sync += status.eq(XlateStatus.BOUNDS)  # R-MR-2
         statuses = pass_on(status, STAGES - 6)
 

@@ -245,7 +245,7 @@ def _completion(b: _Program) -> None:
         b.label(f"DESTROY_{kind.name}")
         b.index(kind, abi.CMD_OBJECT, "id", count)
         b.fail_if(Test.ABSENT, CmdStatus.NOT_FOUND)
-        b.fail_if(Test.USED, CmdStatus.IN_USE)
+        b.fail_if(Test.USED, CmdStatus.IN_USE)  # R-CQ-8
         b.store(table, 0)
         b.op(Op.FENCE)
         b.store(CtxTable.TPT, 0, select=ring)
@@ -264,7 +264,7 @@ def _queue_pairs(b: _Program) -> None:
     b.fail_if(Test.BAD_TYPE, CmdStatus.BAD_PARAM, **_field(struct, "type"))
     b.op(Op.LOAD, select=Register.TYPE, **_field(struct, "type"))
     b.limit(struct, "qpn", 2, p.num_qps - 1, CmdStatus.BAD_INDEX, guard=Guard.NOT_UD)  # 0 and 1 are management QPs
-    b.limit(struct, "log_sq", 0, 15)
+    b.limit(struct, "log_sq", 0, 15)  # R-WQ-3
     b.limit(struct, "log_rq", 0, 15)
     b.limit(struct, "log_stride", abi.MIN_LOG_STRIDE, abi.MAX_LOG_STRIDE)
     b.limit(struct, "sig_all", 0, 1)
@@ -284,7 +284,7 @@ def _queue_pairs(b: _Program) -> None:
     for word in range(abi.CMD_MODIFY_QP.size // 4):
         b.op(Op.IMAGE, place=word)
     b.copies(struct, abi.CMD_MODIFY_QP, {"type": "type"}, {"op": Op.IMAGE})
-    b.clear(_CFG | _HOT)
+    b.clear(_CFG | _HOT)  # R-QP-8
     for table, dest in _CFG.items():
         names = {name: name for name in dest.fields if name in struct.fields}
         cqs = {CtxTable.COMPLETER_CFG: {"send_cqn": "cqn"}, CtxTable.RESPONDER_CFG: {"recv_cqn": "cqn"}}
@@ -315,15 +315,15 @@ def _queue_pairs(b: _Program) -> None:
 def _reset(b: _Program) -> None:
     """R-QP-4, R-QP-7: the engines see the state first; when nothing of the QP is left in them, what they wrote is cleared."""
     b.states(high=int(QpState.RESET))
-    b.op(Op.FENCE, select=Kind.QP)
-    b.clear(_HOT)
+    b.op(Op.FENCE, select=Kind.QP)  # R-QP-7
+    b.clear(_HOT)  # R-QP-4
 
 
 def _error(b: _Program) -> None:
     """R-QP-5: stop, then flush both sides."""
     b.states(high=int(QpState.ERR))
-    b.op(Op.EVENT, select=Event.SQ_KICK)
-    b.op(Op.EVENT, select=Event.RQ_FLUSH)
+    b.op(Op.EVENT, select=Event.SQ_KICK)  # R-QP-5
+    b.op(Op.EVENT, select=Event.RQ_FLUSH)  # R-QP-5
 
 
 def _modify(b: _Program) -> None:
@@ -337,9 +337,9 @@ def _modify(b: _Program) -> None:
     b.op(Op.LOAD, select=Register.ATTRS, **_field(struct, "attr_mask"))
     b.limit(struct, "new_state", 0, max(QpState), CmdStatus.BAD_STATE)
     b.op(Op.LOAD, select=Register.NEW_STATE, **new_state)
-    b.fail_if(Test.NO_TRANSITION, CmdStatus.BAD_STATE)
-    b.fail_if(Test.EXTRA, CmdStatus.EXTRA_ATTR)
-    b.fail_if(Test.MISSING, CmdStatus.MISSING_ATTR)
+    b.fail_if(Test.NO_TRANSITION, CmdStatus.BAD_STATE)  # R-QP-1
+    b.fail_if(Test.EXTRA, CmdStatus.EXTRA_ATTR)  # R-QP-1
+    b.fail_if(Test.MISSING, CmdStatus.MISSING_ATTR)  # R-QP-1
     b.fail_if(Test.STATE_DIFFERS, CmdStatus.BAD_STATE, guard=attr_guard(Attr.CUR_STATE), **_field(struct, "cur_state"))
     for attr, name, low, high in (
         (Attr.PKEY_INDEX, "pkey_index", 0, p.num_pkeys - 1),
@@ -355,6 +355,7 @@ def _modify(b: _Program) -> None:
         (Attr.RNR_RETRY, "rnr_retry", 0, 7),
     ):
         b.limit(struct, name, low, high, guard=attr_guard(attr))
+    # R-MTU-1
     b.fail_if(Test.OVER_MTU, CmdStatus.BAD_PARAM, guard=attr_guard(Attr.PATH_MTU), **_field(struct, "path_mtu"))
     b.op(Op.JUMP, guard=Guard.TO_RESET, high="modify_reset")
     b.op(Op.JUMP, guard=Guard.TO_ERR, high="modify_error")
@@ -371,14 +372,14 @@ def _modify(b: _Program) -> None:
              rotate=-8 * (byte % 4) % 32)  # fmt: skip
     # The PSNs start the hot tables: RTR the responder's, RTS the requester's and the completer's.
     psn = {"bytes": 7, "rotate": 0}
-    rq, sq = _word(struct, "rq_psn"), _word(struct, "sq_psn")
+    rq, sq = _word(struct, "rq_psn"), _word(struct, "sq_psn")  # R-PSN-5
     guard = attr_guard(Attr.RQ_PSN)
     hot = CtxTable.RESPONDER_HOT
     b.op(Op.CTX, guard=guard, table=hot, place=_word(abi.RESPONDER_HOT, "epsn"), source=Source.MAILBOX, word=rq, **psn)
-    b.op(Op.CTX, guard=guard, table=hot, place=_word(abi.RESPONDER_HOT, "msn"), **psn)
+    b.op(Op.CTX, guard=guard, table=hot, place=_word(abi.RESPONDER_HOT, "msn"), **psn)  # R-MSN-1
     b.op(Op.CTX, guard=guard, table=hot, place=_word(abi.RESPONDER_HOT, "ack_psn"), source=Source.MINUS_ONE, word=rq, **psn)
     guard = attr_guard(Attr.SQ_PSN)
-    for table, name in ((CtxTable.REQUESTER_HOT, "psn"), (CtxTable.COMPLETER_HOT, "una")):
+    for table, name in ((CtxTable.REQUESTER_HOT, "psn"), (CtxTable.COMPLETER_HOT, "una")):  # R-PSN-5
         b.op(Op.CTX, guard=guard, table=table, place=_word(_HOT[table], name), source=Source.MAILBOX, word=sq, **psn)
     b.states(source=Source.MAILBOX, word=STATE_WORD)
     b.op(Op.EVENT, guard=Guard.TO_RTS, select=Event.SQ_KICK)
@@ -396,11 +397,11 @@ def _modify(b: _Program) -> None:
     b.label("qp_error")
     b.op(Op.LOAD, select=Register.INDEX, source=Source.ERROR)
     b.op(Op.LOAD, select=Register.STATE, source=Source.IMAGE, word=STATE_WORD)
-    b.op(Op.JUMP, guard=Guard.NOT_RUNNING, high="error_report")
+    b.op(Op.JUMP, guard=Guard.NOT_RUNNING, high="error_report")  # R-EVT-1
     _error(b)
     b.label("error_report")
     b.op(Op.JUMP, guard=Guard.IN_RESET, high="error_done")
-    b.op(Op.EVENT, guard=Guard.HAS_EVENT, select=Event.ASYNC)
+    b.op(Op.EVENT, guard=Guard.HAS_EVENT, select=Event.ASYNC)  # R-EVT-1
     b.label("error_done")
     b.op(Op.DONE)
 

@@ -422,18 +422,18 @@ class Completer(wiring.Component):
                     ]  # fmt: skip
                 with m.If(syndrome.type == AethType.NAK):
                     with m.Switch(syndrome.value):
-                        for code, (status, vendor) in _NAK_STATUS.items():
+                        for code, (status, vendor) in _NAK_STATUS.items():  # 7.4
                             with m.Case(code):
                                 m.d.sync += [is_nak.eq(1), nak_status.eq(status), nak_vendor.eq(vendor)]
         running, in_window, ghost, alive, listens, from_response = (
             Signal(name=n) for n in ("running", "in_window", "ghost", "alive", "listens", "from_response"))  # fmt: skip
         m.d.comb += [
             known.eq(is_ack | is_nak | is_data),
-            running.eq((cfg.state == QpState.RTS) | (cfg.state == QpState.SQD)),
-            alive.eq(running & ~failed.dead),
+            running.eq((cfg.state == QpState.RTS) | (cfg.state == QpState.SQD)),  # R-QP-2, R-QP-5
+            alive.eq(running & ~failed.dead),  # R-ERR-3
             listens.eq(alive & ~failed.closed),
             in_window.eq(ahead < span),  # R-RSP-1
-            ghost.eq(~in_window & ~ahead[-1]),
+            ghost.eq(~in_window & ~ahead[-1]),  # R-RSP-1
             from_response.eq(job.kind == JobKind.RESPONSE),
         ]
         # ---- the WQE looked at against what is acknowledged
@@ -467,7 +467,7 @@ class Completer(wiring.Component):
                     ahead.eq(job.psn - now.una),
                     span.eq(self.hot_psn - now.una),
                     limit.eq(Mux(from_response, job.psn, now.una) - ~(from_response & is_ack)),  # R-RSP-2
-                    reads_open.eq(self.hot_reads != now.answered),
+                    reads_open.eq(self.hot_reads != now.answered),  # R-RSP-3
                     unlanded.eq((now.answered != now.landed) | (now.received != 0)),
                     flush_left.eq(job.index - now.done_index),
                     age.eq(job.index - now.done_index),
@@ -500,7 +500,7 @@ class Completer(wiring.Component):
                     with m.Case(JobKind.LAND_FAILED):
                         with m.If(alive & (~failed.pending | failed.by_una | (age < failed_age))):
                             m.next = "KEEP"
-                    with m.Case(JobKind.LANDED):
+                    with m.Case(JobKind.LANDED):  # R-ORD-5
                         with m.If(alive):
                             m.d.sync += [
                                 hot.landed.eq(hot.landed + 1), certain.eq(1), exists.eq(1), covered.eq(0), is_read.eq(1),
@@ -554,7 +554,7 @@ class Completer(wiring.Component):
                     with m.If(check.passes):
                         m.next = "LOOK"
                     with m.Else():  # R-RSP-7
-                        finish(index, una=job.psn + 1, received=check.next_received, answered=answered)
+                        finish(index, una=job.psn + 1, received=check.next_received, answered=answered)  # R-RSP-7
             with m.State("MARK"):  # the first WQE not acknowledged fails
                 m.d.comb += [
                     self._failed_set.eq(1),
@@ -575,11 +575,11 @@ class Completer(wiring.Component):
                     finish(index)
             with m.State("LOOK"):
                 m.d.sync += [
-                    exact.eq(limit == entry.last_psn),
-                    covered.eq(~distance[-1]),
-                    is_read.eq(Cat(entry.opcode == code for code in _READS).any()),
+                    exact.eq(limit == entry.last_psn),  # R-RSP-2
+                    covered.eq(~distance[-1]),  # R-RSP-2, R-PSN-2
+                    is_read.eq(Cat(entry.opcode == code for code in _READS).any()),  # R-RSP-3
                     exists.eq(index != send_index),
-                    failed_here.eq(failed.pending & ~failed.by_una & (failed.index == index)),
+                    failed_here.eq(failed.pending & ~failed.by_una & (failed.index == index)),  # R-ERR-7
                     failed_next.eq(failed.pending & (failed.by_una | (failed.index == next_index))),
                 ]
                 m.next = "RETIRE"
@@ -588,10 +588,10 @@ class Completer(wiring.Component):
                 m.next = "LOOK"
             with m.State("RETIRE"):
                 m.d.comb += self._entry_read.addr.eq(Cat(next_index[:entry_bits], job.qpn))
-                with m.If(failed_here):
+                with m.If(failed_here):  # R-ERR-7
                     m.d.sync += [error_status.eq(failed.status), error_vendor.eq(failed.vendor_err)]
                     m.next = "ERROR"
-                with m.Elif(exists & (certain | (covered & ~is_read))):
+                with m.Elif(exists & (certain | (covered & ~is_read))):  # R-RSP-2, R-RSP-3
                     with m.If(cqe_free & wake_free):
                         report(WcStatus.SUCCESS, VendorError.NONE, byte_len=entry.length, make_cqe=entry.signaled)  # R-CQ-1
                         m.d.sync += [progress.eq(1), certain.eq(0)]
@@ -614,11 +614,11 @@ class Completer(wiring.Component):
                     finish(next_index)
                     m.d.comb += [
                         self._failed_set.eq(1),
-                        self._failed_write.data.dead.eq(1),
+                        self._failed_write.data.dead.eq(1),  # R-ERR-3
                         self._errors.i.valid.eq(1),
                     ]
             with m.State("FLUSH"):
-                with m.If(flush_left == 0):
+                with m.If(flush_left == 0):  # R-ERR-4, R-ERR-5
                     finish(index)
                 with m.Elif(give_way):
                     m.next = "BARRIER"  # the rest comes back later

@@ -81,6 +81,7 @@ class ResponseCheck(wiring.Component):
             data_1.eq(data),
             ends_1.eq(ends),
             atomic_1.eq(atomic),
+            # R-RSP-5, R-RSP-6
             fits_1.eq(((entry.opcode == WqeOpcode.READ) ^ atomic) & (~with_aeth | is_ack_aeth) & (started | ~follows)),
             empty.eq(self.length == 0),
             full.eq(self.length == pmtu),
@@ -91,9 +92,9 @@ class ResponseCheck(wiring.Component):
         m.d.comb += expected_now.eq(Mux(begun, 0, gap))
         m.d.sync += [
             self.expected.eq(expected_now),
-            at.eq(self.open & (self.ahead == expected_now)),
-            past.eq(self.open & (self.ahead > expected_now)),
-            more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # than one packet holds
+            at.eq(self.open & (self.ahead == expected_now)),  # R-RSP-3
+            past.eq(self.open & (self.ahead > expected_now)),  # R-RSP-3, R-RSP-4
+            more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # than one packet holds; R-RSP-5
             rest.eq(remaining == self.length),
             self.passes.eq(~begun & (gap != 0)),
             self.next_received.eq(Mux(ends_1, 0, self.received + pmtu)),
@@ -101,9 +102,9 @@ class ResponseCheck(wiring.Component):
         # ---- verdict
         length_ok, fits = Signal(), Signal()
         m.d.comb += [
-            length_ok.eq(Mux(atomic_1, empty, Mux(ends_1, rest & ~more, full & more))),
+            length_ok.eq(Mux(atomic_1, empty, Mux(ends_1, rest & ~more, full & more))),  # R-RSP-5
             fits.eq(at & fits_1),
-            self.implied.eq(past | (at & plain)),
+            self.implied.eq(past | (at & plain)),  # R-RSP-3
             self.accept.eq(data_1 & fits & length_ok),
             self.final.eq(ends_1),
             self.wrong.eq(data_1 & ~past & ~(fits & length_ok)),

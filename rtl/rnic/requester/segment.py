@@ -265,10 +265,10 @@ class Segmenter(wiring.Component):
         unacked = Signal(24)
         gated, blocked = Signal(name="gated"), Signal(name="blocked")
         m.d.comb += [
-            mine.eq((wqe.epoch == hot.epoch) & (wqe.index == hot.send_index) & ~self._stopped),
-            running.eq((wqe.state == QpState.RTS) | ((wqe.state == QpState.SQD) & ~self._starts)),
+            mine.eq((wqe.epoch == hot.epoch) & (wqe.index == hot.send_index) & ~self._stopped),  # R-REQ-1
+            running.eq((wqe.state == QpState.RTS) | ((wqe.state == QpState.SQD) & ~self._starts)),  # R-QP-2, R-QP-3
             unacked.eq(hot.psn - self._una),
-            window_full.eq(unacked[(self.psn_window - 1).bit_length() :].any()),
+            window_full.eq(unacked[(self.psn_window - 1).bit_length() :].any()),  # R-PSN-6
             failed.eq(wqe.status != WcStatus.SUCCESS),
             gated.eq(self._starts & (wqe.fence | wqe.reads | window_full | wqe.length[30:].any())),
             blocked.eq(
@@ -293,7 +293,7 @@ class Segmenter(wiring.Component):
         def offer_segment():
             """Put the next piece of payload out and say what to do with the SGE."""
             m.d.sync += [
-                segment.valid.eq(piece != 0),
+                segment.valid.eq(piece != 0),  # R-WQ-4
                 segment.payload.va.eq(head.addr),
                 segment.payload.lkey.eq(head.lkey),
                 segment.payload.length.eq(piece),
@@ -318,7 +318,7 @@ class Segmenter(wiring.Component):
                     self._extra.eq(Mux(wqe.length == 0, 0, (wqe.length - 1) >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)),
                     self._seek.eq(hot.offset),
                     self._shrunk.eq(wqe.length <= hot.offset),
-                    self._open.eq(hot.rd_atomic - self._landed),
+                    self._open.eq(hot.rd_atomic - self._landed),  # R-REQ-4, R-ORD-2
                     self._unacked.eq(unacked != 0),
                     self._window_full.eq(window_full),
                 ]
@@ -367,10 +367,10 @@ class Segmenter(wiring.Component):
                 m.d.comb += number.eq(hot.offset >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)
                 m.d.sync += [
                     self._asks.eq((self._left <= self._pmtu) | number.all()),  # R-REQ-2
-                    self._ends.eq(self._left <= self._pmtu),
+                    self._ends.eq(self._left <= self._pmtu),  # R-REQ-1, R-LEN-1
                     self._size.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
                     self._to_gather.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
-                    self._last_psn.eq(hot.psn + self._extra),
+                    self._last_psn.eq(hot.psn + self._extra),  # R-PSN-3
                 ]
                 with m.If(wqe.reads):  # one packet without payload, whatever the length
                     m.d.sync += [self._asks.eq(1), self._ends.eq(1), self._size.eq(0), self._to_gather.eq(0)]
@@ -380,10 +380,10 @@ class Segmenter(wiring.Component):
                     # R-PSN-3. Written before the packet can be seen: whoever answers finds it.
                     self._write_hot(
                         m, table,
-                        psn=Mux(wqe.reads, self._last_psn, hot.psn) + 1,
+                        psn=Mux(wqe.reads, self._last_psn, hot.psn) + 1,  # R-PSN-3
                         offset=Mux(self._ends, 0, hot.offset + self._size),
                         send_index=hot.send_index + self._ends,
-                        rd_atomic=hot.rd_atomic + wqe.reads,
+                        rd_atomic=hot.rd_atomic + wqe.reads,  # R-REQ-4
                     )  # fmt: skip
                     m.d.comb += [self.remember_en.eq(self._starts), self.read_en.eq(wqe.reads)]
                     self._offer_job(m)
@@ -465,7 +465,7 @@ class Segmenter(wiring.Component):
                         self.remember_data.last_psn.eq(hot.psn),
                         stopped_write.en.eq(1),
                         stopped_write.addr.eq(wqe.qpn),
-                        stopped_write.data.eq(1),
+                        stopped_write.data.eq(1),  # R-ERR-7
                     ]
                     m.d.sync += [
                         self._stopped.eq(1),
@@ -501,7 +501,7 @@ class Segmenter(wiring.Component):
             header.qpn.eq(wqe.qpn),
             header.opcode.eq(self._wire_opcode),
             header.psn.eq(psn),
-            header.solicited.eq(self._ends & wqe.solicited),
+            header.solicited.eq(self._ends & wqe.solicited),  # R-REQ-3
             header.ackreq.eq(self._asks),
             header.length.eq(self._size),
             header.va.eq(wqe.remote_addr),
@@ -512,7 +512,7 @@ class Segmenter(wiring.Component):
             header.imm.eq(wqe.imm),
             job.pd.eq(wqe.pd),
             job.wqe_index.eq(wqe.index),
-            job.inline.eq(wqe.inline & ~wqe.reads),
+            job.inline.eq(wqe.inline & ~wqe.reads),  # R-WQ-5
             job.marker.eq(0),
         ]
 

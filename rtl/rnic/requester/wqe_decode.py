@@ -152,12 +152,12 @@ class WqeDecoder(wiring.Component):
                 unless(held_changes, "PAIRS")
             with m.State("PAIRS"):
                 for i in range(slots // 2):
-                    used = [Mux(fields.num_sge > 2 * i + k, sges[2 * i + k].length, 0) for k in range(2)]
+                    used = [Mux(fields.num_sge > 2 * i + k, sges[2 * i + k].length, 0) for k in range(2)]  # R-WQ-4
                     m.d.sync += pair_sums[i].eq(used[0] + used[1])
                 unless(held_changes, "TOTAL")
             with m.State("TOTAL"):
                 m.d.sync += [
-                    total.eq(sum(pair_sums[1:], pair_sums[0])),
+                    total.eq(sum(pair_sums[1:], pair_sums[0])),  # R-WQ-4: more than 32 bits
                     cfg.eq(table.read_0),
                     too_many.eq(fields.num_sge > Mux(wide, min(p.max_sge, send_sges(7)), min(p.max_sge, send_sges(6)))),
                     inline_ok.eq((fields.length <= Mux(wide, inline_bytes(7), inline_bytes(6))) & ~self._reads),  # R-WQ-5
@@ -166,7 +166,7 @@ class WqeDecoder(wiring.Component):
                     # Never more than the read table has entries for.
                     self._rd_limit.eq(Mux(table.read_0.max_rd_atomic > p.max_rd_atomic, p.max_rd_atomic,
                                           table.read_0.max_rd_atomic)),
-                    too_long.eq(fields.length[31] & fields.length[:31].any()),
+                    too_long.eq(fields.length[31] & fields.length[:31].any()),  # R-LEN-2
                 ]
                 unless(held_changes, "CHECK")
             with m.State("CHECK"):
@@ -177,7 +177,7 @@ class WqeDecoder(wiring.Component):
                             for operation in operations:
                                 limited = operation in (WqeOpcode.READ, *ATOMICS)
                                 with m.If(fields.opcode == operation):
-                                    m.d.sync += known.eq((self._rd_limit != 0) if limited else 1)
+                                    m.d.sync += known.eq((self._rd_limit != 0) if limited else 1)  # R-WQ-7
                 unless(held_changes, "OFFER")
             with m.State("OFFER"):
                 m.d.comb += self.o.valid.eq(~held_changes)
@@ -198,7 +198,7 @@ class WqeDecoder(wiring.Component):
         solicitable = Signal()
         m.d.comb += [
             inline.eq((fields.flags & SendFlags.INLINE.value) != 0),
-            solicitable.eq((fields.opcode != WqeOpcode.WRITE) & ~self._reads),
+            solicitable.eq((fields.opcode != WqeOpcode.WRITE) & ~self._reads),  # R-REQ-3
             o.qpn.eq(held.qpn),
             o.index.eq(held.index),
             o.epoch.eq(held.epoch),
@@ -209,7 +209,7 @@ class WqeDecoder(wiring.Component):
             o.pd.eq(cfg.pd),
             o.opcode.eq(Mux(held.error, WqeOpcode.SEND, fields.opcode)),
             o.solicited.eq(solicitable & ((fields.flags & SendFlags.SOLICITED.value) != 0)),
-            o.signaled.eq(cfg.sig_all | ((fields.flags & SendFlags.SIGNALED.value) != 0)),
+            o.signaled.eq(cfg.sig_all | ((fields.flags & SendFlags.SIGNALED.value) != 0)),  # R-CQ-1
             o.inline.eq(inline),
             o.fence.eq((fields.flags & SendFlags.FENCE.value) != 0),
             o.reads.eq(self._reads),

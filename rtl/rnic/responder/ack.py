@@ -60,11 +60,11 @@ class Ack(wiring.Component):
             goes_on.eq((job.writes != 0) | job.complete | job.fatal | job.land | (job.kind == JobKind.FLUSH)
                        | (job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)),
             request.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC) | (job.kind == JobKind.REPLAY)) & ~job.fatal),
-            done.eq(collect.o.valid & acks.i.ready & self.o.ready),
+            done.eq(collect.o.valid & acks.i.ready & self.o.ready),  # R-ACK-3
             collect.o.ready.eq(acks.i.ready & self.o.ready),
             self.o.valid.eq(done & goes_on),
             *(self.o.p[name].eq(job[name]) for name in Placed(p).members),
-            acks.i.valid.eq(done & job.respond),
+            acks.i.valid.eq(done & job.respond),  # R-ACK-1
             acks.i.p.qpn.eq(job.qpn),
             acks.i.p.psn.eq(job.response_psn),
             acks.i.p.syndrome.eq(job.syndrome),
@@ -124,7 +124,7 @@ class Collect(wiring.Component):
         leave = Signal()
         m.d.comb += [
             final.eq((left == 1) & self.done.valid),
-            complete.eq((left == 0) | final),
+            complete.eq((left == 0) | final),  # R-ACK-3, R-ORD-4
             self.o.valid.eq(held & complete),
             *(self.o.p[name].eq(job[name]) for name in Placed(self.p).members),
             self.o.p.bus_error.eq(error | (final & self.done.payload)),
@@ -221,9 +221,9 @@ class Complete(wiring.Component):
         m.submodules.drained = drained = StreamFifo(p.qpn_bits, 2)
         wiring.connect(m, drained.o, wiring.flipped(self.drained))
         m.d.comb += [
-            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready & drained.i.ready
+            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready & drained.i.ready  # R-ORD-1
                     & ~(self.executing & (self.executing_qpn == job.qpn))),
-            releases.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)) & ~job.fatal),
+            releases.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)) & ~job.fatal),  # R-ACK-3
             self.release.valid.eq(states.o.valid & room & releases),
             self.release.p.qpn.eq(job.qpn),
             self.release.p.atomic.eq(job.kind == JobKind.ATOMIC),
@@ -248,7 +248,7 @@ class Complete(wiring.Component):
             poisons.i.p.qpn.eq(job.qpn),
             poisons.i.p.state.eq(1),
             states.update_state.eq(state),
-            after.eq(state.next + 1),
+            after.eq(state.next + 1),  # R-WQ-8, R-ERR-4
         ]
         with m.FSM(name="complete"):
             with m.State("Jobs"):
@@ -276,7 +276,7 @@ class Complete(wiring.Component):
                             ~cqe.valid | (job.index == state.next),
                             Format("QP {} completes receive WQE {} instead of {}", job.qpn, job.index, state.next))
             with m.State("FlushLook"):
-                m.d.sync += flushed.eq(flush_next == job.index)
+                m.d.sync += flushed.eq(flush_next == job.index)  # R-ERR-3, R-ERR-5
                 m.next = "Flush"
             with m.State("Flush"):
                 m.d.comb += [
@@ -315,7 +315,7 @@ class Complete(wiring.Component):
         with m.If(job.fatal):  # 8.2
             m.d.comb += [
                 error.valid.eq(1),
-                cqe.valid.eq(job.in_use),
+                cqe.valid.eq(job.in_use),  # 8.2
                 cqe.p.status.eq(job.status),
                 cqe.p.vendor_err.eq(job.vendor_err),
             ]
@@ -340,7 +340,7 @@ class Complete(wiring.Component):
             m.d.comb += [
                 cqe.valid.eq(1),
                 cqe.p.status.eq(WcStatus.SUCCESS),
-                cqe.p.byte_len.eq(job.byte_len),
-                cqe.p.imm.eq(job.imm),
+                cqe.p.byte_len.eq(job.byte_len),  # R-CQ-3, R-PAD-3
+                cqe.p.imm.eq(job.imm),  # R-CQ-4
                 cqe.p.flags.eq(job.flags),
             ]

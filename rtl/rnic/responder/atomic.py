@@ -105,7 +105,7 @@ class Atomic(wiring.Component):
                 m.d.comb += self.i.ready.eq(self.i.p.atomic | self.o.ready)
                 m.d.sync += [job.eq(self.i.p), bad.eq(0)]
                 with m.If(self.i.valid & self.i.p.atomic):
-                    m.d.sync += self.executing.eq(1)
+                    m.d.sync += self.executing.eq(1)  # R-AT-4
                     m.next = "Look"
             with m.State("Look"):
                 with m.If(job.dead & self.word.valid):
@@ -128,16 +128,16 @@ class Atomic(wiring.Component):
                     ]
                     m.next = "Low"
             with m.State("Low"):
-                m.d.sync += low.eq(original[:_HALF] + operands.swap[:_HALF])
+                m.d.sync += low.eq(original[:_HALF] + operands.swap[:_HALF])  # R-AT-3
                 for i in range(4):
-                    m.d.sync += equal[i].eq(original[16 * i : 16 * i + 16] == operands.compare[16 * i : 16 * i + 16])
+                    m.d.sync += equal[i].eq(original[16 * i : 16 * i + 16] == operands.compare[16 * i : 16 * i + 16])  # R-AT-3
                 m.next = "High"
             with m.State("High"):
                 with m.If(job.op == AtomicOp.FETCH_ADD):
                     m.d.sync += result.eq(Cat(low[:_HALF], (original[_HALF:] + operands.swap[_HALF:] + low[_HALF])[:_HALF]))
                 with m.Else():
                     m.d.sync += result.eq(operands.swap)
-                with m.If(bad | ((job.op == AtomicOp.CMP_SWAP) & ~equal.all())):
+                with m.If(bad | ((job.op == AtomicOp.CMP_SWAP) & ~equal.all())):  # R-AT-3
                     m.next = "Answer"
                 with m.Else():
                     m.next = "Write"

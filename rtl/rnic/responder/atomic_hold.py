@@ -49,7 +49,7 @@ class AtomicHold(wiring.Component):
             end.eq(segment.address[:_PAGE] + segment.length - 1),
             first.eq(segment.address[_WORD:_PAGE]),
             last.eq(end[_WORD:_PAGE]),
-            passes.eq(~held.any() | (settled & ~(touches & held).any())),
+            passes.eq(~held.any() | (settled & ~(touches & held).any())),  # R-AT-4
             self.o.payload.eq(segment),
             self.o.valid.eq(self.i.valid & ~segment.atomic & passes),
             kept.eq(self.i.valid & segment.atomic & ~held.bit_select(free, 1)),
@@ -62,7 +62,7 @@ class AtomicHold(wiring.Component):
         for i in range(_WORDS):
             word = words[i]
             m.d.sync += touches[i].eq(
-                (word[_PAGE:] == segment.address[_PAGE:]) & (first <= word[_WORD:_PAGE]) & (word[_WORD:_PAGE] <= last))
+                (word[_PAGE:] == segment.address[_PAGE:]) & (first <= word[_WORD:_PAGE]) & (word[_WORD:_PAGE] <= last))  # R-AT-4
         with m.If(kept):
             m.d.sync += [
                 words[free].eq(segment.address), held.bit_select(free, 1).eq(1), free.eq(free + 1),

@@ -176,7 +176,7 @@ class Place(wiring.Component):
             again.request.p.rights.eq(Mux(job.kind == JobKind.WRITE, Access.REMOTE_WRITE, Access.LOCAL_WRITE)),
             again.request.p.va.eq(rest_va),
             again.request.p.length.eq(rest),
-            ends.eq(span >= whole),
+            ends.eq(span >= whole),  # R-MR-5
             bytes_here.eq(Mux(ends, whole, span)),
             self._segment.length.eq(bytes_here),
             self._segment.last.eq(left_now == bytes_here),
@@ -198,7 +198,7 @@ class Place(wiring.Component):
                 m.d.sync += [
                     left.eq(left_now - bytes_here),
                     fresh.eq(0),
-                    rest.eq(whole - span),
+                    rest.eq(whole - span),  # R-MR-5
                     rest_low.eq(base_va[:32] + span),
                     rest_va[32:].eq(base_va[32:]),
                 ]
@@ -279,7 +279,7 @@ class Place(wiring.Component):
             m.d.comb += [syndrome.eq(invalid), status.eq(WcStatus.LOC_QP_OP_ERR)]
         with m.Else():
             m.d.comb += [
-                syndrome.eq(Mux((job.kind != JobKind.SEND) & ~bus, access, operational)),
+                syndrome.eq(Mux((job.kind != JobKind.SEND) & ~bus, access, operational)),  # 8.1#7, 8.1#11
                 status.eq(Mux(bus, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
             ]
 
@@ -290,7 +290,7 @@ class Place(wiring.Component):
               if name not in ("respond", "syndrome", "msn", "fatal", "complete", "writes", "status", "vendor_err")),
             out.respond.eq(job.respond | (failed & ~job.land)),
             out.syndrome.eq(Mux(failed, syndrome, job.syndrome)),
-            out.msn.eq(Mux(failed, job.msn_before, job.msn)),  # 8.2
+            out.msn.eq(Mux(failed, job.msn_before, job.msn)),  # 8.2; R-MSN-1
             out.fatal.eq(job.fatal | failed),
             out.complete.eq(job.complete & ~failed),
             out.writes.eq(Mux(moves & ~atomic, self._count, 0)),
@@ -304,12 +304,12 @@ class Place(wiring.Component):
             placed.i.valid.eq(done & hands_on),
             reads.i.valid.eq(done & moves & ~atomic),
             reads.i.p.head.eq(job.head),
-            reads.i.p.length.eq(job.length),
+            reads.i.p.length.eq(job.length),  # R-PAD-3: bytes without pad
             reads.i.p.immediate.eq(job.immediate),
             reads.i.p.value.eq(job.va),
             frees.i.valid.eq(done & packet & ~moves & job.has_data & ~job.immediate),
             frees.i.payload.eq(job.head),
-            self._commit.eq(done & moves),
+            self._commit.eq(done & moves),  # R-RES-3
             self._rollback.eq(done & ~moves),
             poisoned.o.ready.eq(done),
             poisoned.update.eq(~job.land & (failed | (packet & job.fatal))),

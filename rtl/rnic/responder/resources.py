@@ -283,7 +283,7 @@ class Resources(wiring.Component):
             entry.data.length.eq(Mux(item.kind == JobKind.READ, item.length, 0)),
             entry.data.msn.eq(item.msn),
             entry.data.op.eq(item.op),
-            entry.data.before.eq(s.tail),
+            entry.data.before.eq(s.tail),  # R-ACK-4
             self._result_write.addr.eq(self._place(s.released)),
             self._result_write.data.original.eq(self.release.p.original),
             self._result_write.data.error.eq(self.release.p.error),
@@ -347,7 +347,7 @@ class Resources(wiring.Component):
                             m.d.sync += s.wrapped.eq(1)
                         with m.If(unanswered == depth):  # a duplicate whose place is taken: its requester has gone on
                             m.d.sync += [s.next.eq(s.next + 1), s.streaming.eq(0), s.replay.eq(0)]
-                    with m.Elif(unanswered != 0):
+                    with m.Elif(unanswered != 0):  # R-ACK-2
                         with m.If(newer):
                             m.d.sync += [s.tail.psn.eq(item.psn), s.tail.syndrome.eq(item.syndrome), s.tail.msn.eq(item.msn)]
                         m.d.sync += s.tail.valid.eq(1)
@@ -394,7 +394,7 @@ class Resources(wiring.Component):
             m.d.sync += self._number.eq(s.next)
             with m.If(s.dead):
                 m.next = "Save"
-            with m.Elif(s.next == s.released):
+            with m.Elif(s.next == s.released):  # R-RES-7
                 with m.If((s.next == s.registered) & s.tail.valid):
                     m.d.sync += [self._answer.eq(s.tail), s.tail.valid.eq(0), self._resume.eq(0)]
                     m.next = "Send"
@@ -495,7 +495,7 @@ class Resources(wiring.Component):
                     s.first,
                     Mux(last, Opcode.RC_READ_RESP_ONLY, Opcode.RC_READ_RESP_FIRST),
                     Mux(last, Opcode.RC_READ_RESP_LAST, Opcode.RC_READ_RESP_MIDDLE))),
-                packet.p.psn.eq(s.psn),
+                packet.p.psn.eq(s.psn),  # R-PSN-4
                 packet.p.length.eq(length),
                 packet.p.msn.eq(e.msn),
                 packet.p.syndrome.eq(ack_syndrome()),
@@ -503,7 +503,7 @@ class Resources(wiring.Component):
             m.d.sync += [low.eq(s.va[:32] + length), high.eq(s.va[32:])]
             with m.If(packet.ready):
                 m.d.sync += [
-                    s.first.eq(0), s.psn.eq(s.psn + 1), s.left.eq(s.left - length), self._budget.eq(self._budget - 1),
+                    s.first.eq(0), s.psn.eq(s.psn + 1), s.left.eq(s.left - length), self._budget.eq(self._budget - 1),  # R-PSN-4
                 ]  # fmt: skip
                 with m.If(last):
                     self._past(m)
@@ -579,7 +579,7 @@ class Resources(wiring.Component):
         low = Signal(33)
         end = Signal(37)
         m.d.comb += [
-            known.eq(Mux(s.wrapped, 1 << self.slot_bits, s.registered)),
+            known.eq(Mux(s.wrapped, 1 << self.slot_bits, s.registered)),  # R-DUP-6
             unanswered.eq(s.registered - s.next),
         ]
         with m.If(self.i.valid & self.i.ready):
@@ -597,7 +597,7 @@ class Resources(wiring.Component):
             m.d.sync += [
                 e.eq(found),
                 offset.eq(item.psn - found.psn),
-                same.eq((found.op == item.op) & (found.rkey == item.rkey)),
+                same.eq((found.op == item.op) & (found.rkey == item.rkey)),  # R-DUP-3, R-DUP-5
             ]
             m.next = "Position"
         with m.State("Position"):
@@ -606,21 +606,21 @@ class Resources(wiring.Component):
         with m.State("Sum"):
             m.d.sync += [
                 low.eq(e.va[:32] + position[:32]),
-                inside.eq((position == 0) | ((e.op == AtomicOp.READ) & (position < e.length))),
+                inside.eq((position == 0) | ((e.op == AtomicOp.READ) & (position < e.length))),  # R-DUP-3
                 end.eq(position + end),
             ]
             m.next = "Compare"
         with m.State("Compare"):
             m.d.sync += [
                 low_same.eq(low[:32] == item.va[:32]),
-                fits.eq((end <= e.length) | (e.op != AtomicOp.READ)),
+                fits.eq((end <= e.length) | (e.op != AtomicOp.READ)),  # R-DUP-3, R-DUP-4
             ]
             m.next = "Judge"
         with m.State("Judge"):
             with m.If(same & inside & fits & low_same & ((e.va[32:] + low[32])[:32] == item.va[32:])):
                 m.next = "Save"
                 # Answered, or being answered: back to it. To be answered: nothing more to do.
-                with m.If((back >= unanswered) | ((back + 1 == unanswered) & s.streaming)):
+                with m.If((back >= unanswered) | ((back + 1 == unanswered) & s.streaming)):  # R-DUP-3
                     m.d.sync += [
                         s.next.eq(self._number), s.replay.eq(e.op == AtomicOp.READ), s.streaming.eq(0), s.psn.eq(item.psn),
                         s.left.eq(item.length),

@@ -246,7 +246,7 @@ class Sequence(wiring.Component):
             is_atomic.eq((flags.kind == Kind.CMP_SWAP) | (flags.kind == Kind.FETCH_ADD)),
             aligned.eq(~is_atomic | (desc.va[:3] == 0)),  # check 9 (R-AT-1), before check 7
             inside.eq((is_send & (hot.message == Message.SEND)) | (is_write & (hot.message == Message.WRITE))),
-            is_pmtu.eq(desc.length == pmtu),
+            is_pmtu.eq(desc.length == pmtu),  # R-LEN-1
             over_pmtu.eq(desc.length > pmtu),
         ]
         with m.Switch(flags.payload):
@@ -255,7 +255,7 @@ class Sequence(wiring.Component):
             with m.Case(PayloadRule.PMTU):  # R-LEN-1, R-PAD-2
                 m.d.comb += length_ok.eq(is_pmtu & (desc.pad == 0))
             with m.Case(PayloadRule.ONE_TO_PMTU):
-                m.d.comb += length_ok.eq((desc.length != 0) & ~over_pmtu)
+                m.d.comb += length_ok.eq((desc.length != 0) & ~over_pmtu)  # R-LEN-1
             with m.Default():
                 m.d.comb += length_ok.eq(~over_pmtu)
 
@@ -271,7 +271,7 @@ class Sequence(wiring.Component):
             with m.Case(QpState.RTR, QpState.RTS, QpState.SQD, QpState.SQE):  # R-QP-2, R-QP-5
                 m.d.comb += state_ok.eq(1)
         with m.Switch(flags.kind):
-            with m.Case(Kind.WRITE):
+            with m.Case(Kind.WRITE):  # 8.1#3
                 m.d.comb += wants.eq(Access.REMOTE_WRITE)
             with m.Case(Kind.READ_REQ):
                 m.d.comb += wants.eq(Access.REMOTE_READ)
@@ -286,19 +286,20 @@ class Sequence(wiring.Component):
             out.has_data.eq(desc.length != 0),
             out.drop.eq(~(state_ok & (cfg.type == QpType.RC) & flags.is_request) | (hot.nak_state == NakState.FATAL)),
             out.in_error.eq(cfg.state == QpState.ERR),
-            out.order_ok.eq(Mux(flags.starts, hot.message == Message.NONE, inside)),
-            out.access_ok.eq((wants & ~cfg.access) == 0),
-            out.open_requests.eq(hot.requests - self.finished),
-            out.no_rwqe.eq(flags.takes_rwqe & (producer.value[:16] == hot.rq_index)),
-            out.length_ok.eq(length_ok & pad_ok & aligned & ~long_write & ~long_send),
+            out.order_ok.eq(Mux(flags.starts, hot.message == Message.NONE, inside)),  # 8.1#2
+            out.access_ok.eq((wants & ~cfg.access) == 0),  # 8.1#3
+            out.open_requests.eq(hot.requests - self.finished),  # R-DUP-6, 8.1#4
+            out.no_rwqe.eq(flags.takes_rwqe & (producer.value[:16] == hot.rq_index)),  # 8.1#5, R-OPC-2
+            out.length_ok.eq(length_ok & pad_ok & aligned & ~long_write & ~long_send),  # 8.1#6, 8.1#9
             out.is_send.eq(is_send),
             out.is_write.eq(is_write),
             out.is_read.eq(is_read),
             out.is_atomic.eq(is_atomic),
             out.op.eq(Mux(is_read, AtomicOp.READ, Mux(flags.kind == Kind.CMP_SWAP, AtomicOp.CMP_SWAP, AtomicOp.FETCH_ADD))),
-            out.rkey.eq(Mux(flags.starts, desc.rkey, hot.rkey)),
+            out.rkey.eq(Mux(flags.starts, desc.rkey, hot.rkey)),  # R-RES-1
             out.total.eq(Mux(flags.starts, desc.dma_length, hot.total)),
             # SEND: bytes before this packet. Others: bytes from this packet on.
+            # R-RES-1
             out.resid.eq(Mux(is_atomic, 8, Mux(flags.starts, desc.dma_length & (is_write | is_read).replicate(32), hot.resid))),
         ]
         self._va3 = Signal(64)
@@ -308,7 +309,7 @@ class Sequence(wiring.Component):
         self._before_last3 = Signal(32)  # READ: offset of the last byte
         m.d.sync += [
             self._va3.eq(Mux(flags.starts, desc.va, hot.va)),
-            self._delta3.eq(desc.psn - hot.epsn),
+            self._delta3.eq(desc.psn - hot.epsn),  # 8.1#1
             self._pmtu3.eq(pmtu),
             self._mtu3.eq(cfg.path_mtu),
             self._before_last3.eq((desc.dma_length - 1) & (is_read & (desc.dma_length != 0)).replicate(32)),
@@ -333,7 +334,7 @@ class Sequence(wiring.Component):
         self._next_rq = Signal(16)
         self._next_va_low, self._reack_psn = Signal(33), Signal(24)
         m.d.sync += [
-            self._here.eq(self._delta3 == 0),
+            self._here.eq(self._delta3 == 0),  # 8.1#1
             self._behind.eq(self._delta3[23]),  # R-PSN-1: a distance of 2^23 is behind
             self._early.eq(~stage.order_ok | ~stage.access_ok | (
                 (stage.is_read | stage.is_atomic) & (stage.open_requests >= stage.cfg.max_dest_rd_atomic))),
@@ -341,10 +342,10 @@ class Sequence(wiring.Component):
             self._length_bad.eq(~stage.length_ok | (resid_bad & (stage.resid == 0))),
             self._next_psn.eq((Cat(Const(1, 1), hot.epsn) + Cat(Const(1, 1), more_psns))[1:]),  # one adder with carry in
             self._resource.eq(stage.is_read | stage.is_atomic),
-            self._next_msn.eq(hot.msn + 1),
-            self._next_rq.eq(hot.rq_index + 1),
-            self._reack_psn.eq(Mux(hot.accepted, hot.ack_psn, hot.epsn - 1)),
-            self._next_resid.eq(Mux(stage.is_write, stage.resid - desc.length, stage.resid + desc.length)),
+            self._next_msn.eq(hot.msn + 1),  # R-MSN-1
+            self._next_rq.eq(hot.rq_index + 1),  # R-WQ-8
+            self._reack_psn.eq(Mux(hot.accepted, hot.ack_psn, hot.epsn - 1)),  # R-DUP-1, R-DUP-2
+            self._next_resid.eq(Mux(stage.is_write, stage.resid - desc.length, stage.resid + desc.length)),  # R-LEN-3
             self._va4.eq(self._va3),
             self._next_va_low.eq(self._va3[:32] + desc.length),
         ]
@@ -372,14 +373,14 @@ class Sequence(wiring.Component):
             job.has_data.eq(stage.has_data & ~stage.item.event),
             job.response_psn.eq(desc.psn),
             job.msn.eq(hot.msn),
-            job.msn_before.eq(hot.msn),
+            job.msn_before.eq(hot.msn),  # 8.2
             job.cqn.eq(stage.cfg.cqn),
             job.pd.eq(stage.cfg.pd),
             job.log_rq.eq(stage.cfg.log_rq),
             job.write_imm.eq(stage.is_write),
             job.flags.eq(Mux(
                 self._resource, stage.op,
-                Mux(flags.has_imm, CqeFlags.WITH_IMM, 0) | Mux(flags.has_ieth, CqeFlags.WITH_INV, 0)
+                Mux(flags.has_imm, CqeFlags.WITH_IMM, 0) | Mux(flags.has_ieth, CqeFlags.WITH_INV, 0)  # R-CQ-4
                 | Mux(desc.solicited, CqeFlags.SOLICITED, 0)
             )),
             job.imm.eq(Mux(self._resource, stage.rkey, desc.imm)),
@@ -406,7 +407,7 @@ class Sequence(wiring.Component):
             # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, or the answer once more; no change of state.
             m.d.comb += [
                 self.duplicate.eq(packet),
-                replay.eq(self._resource & stage.length_ok & ~stage.has_data),
+                replay.eq(self._resource & stage.length_ok & ~stage.has_data),  # R-DUP-3, R-DUP-5
                 job.kind.eq(Mux(replay, JobKind.REPLAY, JobKind.NONE)),
                 job.respond.eq(stage.is_send | stage.is_write | replay),
                 job.syndrome.eq(ack_syndrome()),
@@ -416,9 +417,9 @@ class Sequence(wiring.Component):
             # R-SEQ-1, R-SEQ-2, R-SEQ-4: one NAK a gap, none after an RNR NAK.
             m.d.comb += [
                 self.out_of_sequence.eq(packet),
-                job.respond.eq(hot.nak_state == NakState.NONE),
+                job.respond.eq(hot.nak_state == NakState.NONE),  # R-SEQ-1, R-SEQ-2
                 job.syndrome.eq(nak_syndrome(NakCode.PSN_SEQUENCE)),
-                job.response_psn.eq(hot.epsn),
+                job.response_psn.eq(hot.epsn),  # R-SEQ-4
                 note.eq(job.respond),
                 nak_state.eq(NakState.SEQUENCE),
             ]
@@ -426,14 +427,14 @@ class Sequence(wiring.Component):
             # 8.2: the receive WQE of a SEND under way completes in error.
             m.d.comb += [
                 fatal.eq(1),
-                job.in_use.eq(hot.message == Message.SEND),
+                job.in_use.eq(hot.message == Message.SEND),  # 8.2
             ]
         with m.Elif(stage.no_rwqe):  # check 5 (R-RES-4, R-RES-6, R-RNR-4)
             m.d.comb += [
                 job.respond.eq(1),
-                job.syndrome.eq(Cat(stage.cfg.min_rnr_timer, Const(1, 3))),
+                job.syndrome.eq(Cat(stage.cfg.min_rnr_timer, Const(1, 3))),  # R-RNR-4
                 note.eq(1),
-                nak_state.eq(NakState.RNR),
+                nak_state.eq(NakState.RNR),  # R-SEQ-2
             ]
         with m.Elif(self._length_bad):  # check 6; 8 where R-RES-2 skips 7; 9
             # R-RES-5: a WRITE with immediate data gives its receive WQE back.
@@ -479,13 +480,13 @@ class Sequence(wiring.Component):
             self._hot.write_en.eq(packet),  # perhaps no word: the choice of the address shall not wait for the verdict
             self._hot.write_index.eq(desc.qpn),
             self._hot.write_words.eq(Mux(accept, -1, note)),
-            write.epsn.eq(Mux(accept, self._next_psn, hot.epsn)),
+            write.epsn.eq(Mux(accept, self._next_psn, hot.epsn)),  # R-PSN-3, R-RES-7
             write.nak_state.eq(nak_state),
             write.msn.eq(job.msn),
-            write.message.eq(Mux(flags.ends, Message.NONE, Mux(stage.is_send, Message.SEND, Message.WRITE))),
+            write.message.eq(Mux(flags.ends, Message.NONE, Mux(stage.is_send, Message.SEND, Message.WRITE))),  # R-DUP-8, 8.1#2
             write.rq_index.eq(Mux(takes, self._next_rq, hot.rq_index)),
             write.cqe_index.eq(Mux(takes, hot.rq_index, hot.cqe_index)),
-            write.resid.eq(self._next_resid),
+            write.resid.eq(self._next_resid),  # R-RES-1
             write.va.eq(Cat(self._next_va_low[:32], self._va4[32:] + self._next_va_low[32])),
             write.rkey.eq(stage.rkey),
             write.ack_psn.eq(Mux(self._resource, self._reack_psn, desc.psn)),  # never inside a READ (R-DUP-2)

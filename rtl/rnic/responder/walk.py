@@ -46,6 +46,7 @@ class Walk(wiring.Component):
         m.d.comb += [
             reads.eq(job.kind == JobKind.READ),
             atomic.eq(job.kind == JobKind.ATOMIC),
+            # R-RES-2
             needs_key.eq(Mux(reads | atomic, job.starts, (job.kind == JobKind.WRITE) & (job.has_data | job.nak_after_key))),
             walks.eq((job.kind == JobKind.SEND) & job.has_data & (self.i.p.wqe_error == VendorError.NONE)),
             self.o.p.qpn.eq(job.qpn),
@@ -68,7 +69,7 @@ class Walk(wiring.Component):
         beyond = Signal()
         m.d.comb += [
             sge.eq(self.i.p.sges[number]),
-            covers.eq(~remains[32] & (remains[:32] != 0)),
+            covers.eq(~remains[32] & (remains[:32] != 0)),  # R-WQ-4
             beyond.eq(number == list_sges(self.p) - 1),
         ]
 
@@ -84,9 +85,10 @@ class Walk(wiring.Component):
                 # A WRITE, READ or ATOMIC, or a job without payload, goes through in this state.
                 m.d.comb += [
                     request.p.key.eq(job.rkey),
+                    # 8.1#7
                     request.p.rights.eq(Mux(reads, Access.REMOTE_READ, Mux(atomic, Access.REMOTE_ATOMIC, Access.REMOTE_WRITE))),
                     request.p.va.eq(job.va),
-                    request.p.length.eq(job.resid),
+                    request.p.length.eq(job.resid),  # R-RES-1
                     request.p.meta.va.eq(job.va),
                     request.p.meta.key.eq(job.rkey),
                     request.p.meta.length.eq(Mux(job.nak_after_key | reads, 0, job.length)),
@@ -115,7 +117,7 @@ class Walk(wiring.Component):
             with m.State("Ask"):
                 m.d.comb += [
                     request.p.key.eq(sge.lkey),
-                    request.p.rights.eq(Access.LOCAL_WRITE),
+                    request.p.rights.eq(Access.LOCAL_WRITE),  # R-MR-4
                     request.p.va.eq(va),
                     request.p.length.eq(take),
                     request.p.meta.va.eq(va),
@@ -131,7 +133,7 @@ class Walk(wiring.Component):
                         m.next = "Start"
                     with m.Else():
                         next_sge()
-            with m.State("TooLong"):
+            with m.State("TooLong"):  # 8.1#10
                 m.d.comb += [self.o.valid.eq(1), self.o.p.pieces.eq(pieces), self.o.p.too_long.eq(1)]
                 with m.If(self.o.ready):
                     m.next = "Start"

@@ -83,7 +83,7 @@ class Filter(wiring.Component):
                 desc.opcode.eq(hdr.opcode),
                 desc.psn.eq(hdr.psn),
                 desc.pad.eq(hdr.pad),
-                desc.length.eq(hdr.payload_len),
+                desc.length.eq(hdr.payload_len),  # R-PAD-3
             ]
         m.d.comb += [
             request.solicited.eq(hdr.se),
@@ -138,7 +138,7 @@ class Filter(wiring.Component):
         gid_valid, response, ignore, is_ud = Signal(), Signal(), Signal(), Signal()
         runs = Signal()
         with m.Switch(ctx.state):
-            with m.Case(QpState.RTS, QpState.SQD):
+            with m.Case(QpState.RTS, QpState.SQD):  # R-QP-2, R-QP-5
                 m.d.comb += runs.eq(1)
             with m.Case(QpState.RTR, QpState.SQE):  # R-QP-2: answers, but has no requests out
                 m.d.comb += runs.eq(seen.request)
@@ -149,7 +149,7 @@ class Filter(wiring.Component):
             dst_diff[5].eq(seen.dst_mac[24:] != gid.mac[24:]),
             gid_valid.eq(gid.valid),
             vlan_ok.eq(Mux(gid.vlan, seen.vlan_valid & (seen.vlan_vid == gid.vlan_vid), ~seen.vlan_valid)),
-            qkey_ok.eq(seen.qkey == ctx.qkey),
+            qkey_ok.eq(seen.qkey == ctx.qkey),  # R-QKEY-1
             pkey_ok.eq((seen.pkey[:15] == self.pkey[:15]) & (seen.pkey[15] | self.pkey[15])),  # R-PKEY-1
             type_ok.eq((seen.transport == ctx.type) & ~seen.management),  # R-OPC-1
             state_ok.eq(runs & seen.in_range),
@@ -164,7 +164,7 @@ class Filter(wiring.Component):
         m.d.comb += [verdict.ok.eq(0), verdict.response.eq(response), verdict.ignore.eq(ignore)]
         with m.If(~state_ok & ~ignore):
             m.d.comb += verdict.cause.eq(RxDrop.NO_QP)
-        with m.Elif(~gid_valid | dst_diff.any() | ~vlan_ok):
+        with m.Elif(~gid_valid | dst_diff.any() | ~vlan_ok):  # R-ADR-1
             m.d.comb += verdict.cause.eq(RxDrop.NOT_FOR_US)
         with m.Elif(~type_ok):
             m.d.comb += verdict.cause.eq(RxDrop.BAD_TYPE)
@@ -175,7 +175,7 @@ class Filter(wiring.Component):
         with m.Elif(reliable & src_diff.any()):
             m.d.comb += verdict.cause.eq(RxDrop.BAD_ADDRESS)
         with m.Else():
-            m.d.comb += verdict.ok.eq(~ignore)
+            m.d.comb += verdict.ok.eq(~ignore)  # R-CC-3
         m.d.sync += [out.payload.eq(verdict), out.valid.eq(valid[2])]
 
     def _route(self, m, waiting, verdict):

@@ -119,7 +119,7 @@ class IcrcCheck(wiring.Component):
         load = Signal()
         valid_2, index_2, info_2, load_2 = self.valid_2, Signal.like(self.index), Signal(FrameInfo), Signal()
         count, count_2 = Signal(lane_bits + 1), Signal(lane_bits + 1)
-        m.d.comb += [load.eq(self.index == load_index), left_at_load.eq(base + self.info.ip_length)]
+        m.d.comb += [load.eq(self.index == load_index), left_at_load.eq(base + self.info.ip_length)]  # R-FRM-1
         for bit in range(lane_bits + 1):  # thermometer to binary: bit b counts the multiples of 2^b, modulo 2
             step = 1 << bit
             m.d.comb += count[bit].eq(Cat(self.beat.keep[k - 1] for k in range(step, self.lanes + 1, step)).xor())
@@ -156,7 +156,7 @@ class IcrcCheck(wiring.Component):
             m.d.sync += [
                 self.o_data.eq(cut), index_3.eq(index_2), vlan_3.eq(info_2.vlan),
                 inside_3.eq(full | left[:lane_bits].any()),
-                self.short.eq(self.beat_2.last & (left[lane_bits + 1 :].any() | (left[: lane_bits + 1] > count_2))),
+                self.short.eq(self.beat_2.last & (left[lane_bits + 1 :].any() | (left[: lane_bits + 1] > count_2))),  # R-FRM-1
             ]  # fmt: skip
             with m.If(load_2):
                 m.d.sync += end.eq(left[2:lane_bits])
@@ -187,7 +187,7 @@ class IcrcCheck(wiring.Component):
         before = Signal(32)
         m.d.comb += [
             before.eq(Mux(start_4, Mux(vlan_4, start_values[1], start_values[0]), stepped)),
-            state_next.eq(Mux(inside_4, before ^ data_part, state)),
+            state_next.eq(Mux(inside_4, before ^ data_part, state)),  # R-ICRC-1
         ]
         with m.If(valid_4 & inside_4):
             m.d.sync += state.eq(before ^ data_part)
@@ -212,14 +212,14 @@ class IcrcCheck(wiring.Component):
                             ones.eq(sum(byte_masks.get(p, 0) << 8 * (p % self.lanes) for p in inside)),
                             zeros.eq(sum(0xFF << 8 * (p % self.lanes) for p in inside if p < variant.ip)),
                         ]
-        m.d.comb += out.eq((word | ones) & ~zeros)
+        m.d.comb += out.eq((word | ones) & ~zeros)  # R-ICRC-2, R-ICRC-3
 
     @staticmethod
     def _variant_bytes(variant) -> dict[int, int]:
         """Frame position to the mask of bits that count as ones."""
         if variant.ipv6:  # traffic class, flow label, hop limit
-            out = {0: 0x0F, 1: 0xFF, 2: 0xFF, 3: 0xFF, 7: 0xFF}
+            out = {0: 0x0F, 1: 0xFF, 2: 0xFF, 3: 0xFF, 7: 0xFF}  # R-ICRC-3
         else:  # TOS, TTL, header checksum
-            out = {1: 0xFF, 8: 0xFF, 10: 0xFF, 11: 0xFF}
+            out = {1: 0xFF, 8: 0xFF, 10: 0xFF, 11: 0xFF}  # R-ICRC-3
         out = {variant.ip + at: mask for at, mask in out.items()}
-        return out | {variant.udp + 6: 0xFF, variant.udp + 7: 0xFF, variant.bth + 4: 0xFF}
+        return out | {variant.udp + 6: 0xFF, variant.udp + 7: 0xFF, variant.bth + 4: 0xFF}  # R-ICRC-3

@@ -263,9 +263,9 @@ class Parser(wiring.Component):
             out.src_ip.eq(address(raw.src_ip)), out.dst_ip.eq(address(raw.dst_ip)),
             out.dst_mac.eq(raw.dst_mac), out.src_mac.eq(raw.src_mac), out.ecn.eq(raw.ecn),
             out.va.eq(reth.va), out.rkey.eq(reth.rkey), out.dma_len.eq(reth.length),
-            out.swap.eq(atomic.swap), out.compare.eq(atomic.compare),
+            out.swap.eq(atomic.swap), out.compare.eq(atomic.compare),  # R-HDR-1, R-OPC-3
             out.aeth_syndrome.eq(aeth.syndrome), out.aeth_msn.eq(aeth.msn),
             out.original.eq(ext(h.ATOMIC_ACK_ETH, h.AETH.size_bytes).original),
-            out.imm.eq(Mux(flags.has_ieth, immediate, swap_bytes(immediate))),
+            out.imm.eq(Mux(flags.has_ieth, immediate, swap_bytes(immediate))),  # R-CQ-4
             out.qkey.eq(deth.qkey), out.src_qp.eq(deth.src_qp),
         ]  # fmt: skip

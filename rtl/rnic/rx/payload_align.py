@@ -59,23 +59,23 @@ class PayloadGeometry(wiring.Component):
             words.eq(flags.header_words), known.eq(flags.known), pad.eq(self.info.pad),
             taken.eq(length - (h.UDP.size_bytes + h.ICRC_BYTES)),
             ip_payload.eq(self.info.ip_length - ip_header), udp_length.eq(length),
-            small.eq(length < h.UDP.size_bytes + h.BTH.size_bytes + h.ICRC_BYTES), odd.eq(length[:2] != 0),
+            small.eq(length < h.UDP.size_bytes + h.BTH.size_bytes + h.ICRC_BYTES), odd.eq(length[:2] != 0),  # R-PAD-1
         ]  # fmt: skip
         # 4 * words + pad is a concatenation: pad is less than 4.
         rest, agree, known_3, bad = Signal(signed(18)), Signal(), Signal(), Signal()
         m.d.sync += [
-            rest.eq(taken.as_signed() - Cat(pad, words)),
+            rest.eq(taken.as_signed() - Cat(pad, words)),  # R-FRM-3, R-PAD-3
             self.start.eq(bth + words),
-            agree.eq(ip_payload == udp_length),
+            agree.eq(ip_payload == udp_length),  # R-FRM-2
             bad.eq(small | odd),
             known_3.eq(known),
         ]
         in_range = Signal()
         m.d.comb += [
-            in_range.eq((rest[12:] == 0) | ((rest[12:] == 1) & (rest[:12] == 0))),
+            in_range.eq((rest[12:] == 0) | ((rest[12:] == 1) & (rest[:12] == 0))),  # R-FRM-3, R-MTU-1
             self.known.eq(known_3),
             self.length.eq(rest),
-            self.fits.eq(known_3 & agree & ~bad & in_range),
+            self.fits.eq(known_3 & agree & ~bad & in_range),  # R-FRM-3
             self.bad_length.eq(~agree | bad | (known_3 & ~in_range)),
         ]
         return m
@@ -141,7 +141,7 @@ class PayloadAlign(wiring.Component):
             whole.eq(left_less_1[lane_bits:] == 0),
             join.eq(waiting & valid & ~flush),
             self.o_valid.eq(waiting & (valid | flush)),
-            self.o.count_less_1.eq(Mux(whole, left_less_1[:lane_bits], lanes - 1)),
+            self.o.count_less_1.eq(Mux(whole, left_less_1[:lane_bits], lanes - 1)),  # R-PAD-3
             self.o.last.eq(whole | flush),
             self.has_payload.eq(starts | seen),
         ]

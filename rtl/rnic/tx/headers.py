@@ -33,11 +33,11 @@ def hidden_bytes(vlan: bool, ipv6: bool) -> dict[int, int]:
     """
     ip = _ETH_BYTES + (_VLAN_BYTES if vlan else 0)
     udp = ip + (h.IPV6 if ipv6 else h.IPV4).size_bytes
-    variant = [1, 2, 3, 7] if ipv6 else [1, 8, 10, 11]
+    variant = [1, 2, 3, 7] if ipv6 else [1, 8, 10, 11]  # R-ICRC-3
     seen = {at: 0 for at in range(ip)} | {ip + at: 0xFF for at in variant}
     if ipv6:
         seen[ip] = 0x6F
-    return seen | {at: 0xFF for at in (udp + 6, udp + 7, udp + h.UDP.size_bytes + 4)}
+    return seen | {at: 0xFF for at in (udp + 6, udp + 7, udp + h.UDP.size_bytes + 4)}  # R-ICRC-3
 
 
 class FrameHeader(data.StructLayout):
@@ -95,7 +95,7 @@ class Ipv4Checksum(wiring.Component):
             folded.eq(total[:16] + total[16:]),
         ]
         m.d.comb += [
-            last_carry.eq(folded[:16] + folded[16]),
+            last_carry.eq(folded[:16] + folded[16]),  # R-FRM-5
             self.o.eq(~last_carry),
             self.o_valid.eq(valid[3]),
         ]
@@ -149,7 +149,7 @@ class HeaderAssembler(wiring.Component):
         m.d.sync += [
             asked_ready.eq(asked_valid & ~move),
             flags.eq(opcodes.decode(m, asked.opcode)),
-            payload_words.eq((asked.length + 3) >> 2),
+            payload_words.eq((asked.length + 3) >> 2),  # R-PAD-1
         ]
         with m.If(self.header.ready):
             m.d.sync += asked_valid.eq(take)
@@ -202,7 +202,7 @@ class HeaderAssembler(wiring.Component):
         out = self.o.payload
         m.d.comb += [
             ipv4.as_value().eq(swap_bytes(network[16 : 16 + 8 * h.IPV4.size_bytes])),
-            checksum.i_valid.eq(given & ~ipv6),
+            checksum.i_valid.eq(given & ~ipv6),  # R-FRM-5
             checksum.tos.eq(Cat(ipv4.ecn, ipv4.dscp)),
             checksum.total_length.eq(ipv4.total_length),
             checksum.ident.eq(ipv4.ident),
@@ -213,7 +213,7 @@ class HeaderAssembler(wiring.Component):
             self.checksum.eq(checksum.o),
             out.bytes.eq(Cat(macs, Mux(vlan, Cat(tag, network), network))),
             out.hide.eq(self._hide(m, vlan, ipv6)),
-            out.words.eq(words + vlan),
+            out.words.eq(words + vlan),  # R-FRM-7
             out.end.eq(end + vlan),
             out.vlan.eq(vlan),
             out.ipv6.eq(ipv6),
@@ -248,10 +248,11 @@ class HeaderAssembler(wiring.Component):
         dest_qpn = Signal(24)
         m.d.comb += [
             total_length.eq(total_words << 2),  # R-FRM-2: the ICRC is inside both lengths
-            udp_length.eq(udp_words << 2),
+            udp_length.eq(udp_words << 2),  # R-FRM-2
             dest_qpn.eq(Mux(has.has_deth, head.va[:24], addr.dest_qpn)),
         ]
         ipv4 = self._wire(
+            # R-FRM-4, R-ADR-3
             m, "ipv4_header", h.IPV4, version=4, ihl=5, dscp=addr.traffic_class[2:], ecn=addr.traffic_class[:2],
             total_length=total_length, ident=ident, df=1, ttl=addr.hop_limit, protocol=h.PROTOCOL_UDP,
             src=swap_bytes(gid.ip[96:]), dst=swap_bytes(addr.dip[96:]),
@@ -261,9 +262,9 @@ class HeaderAssembler(wiring.Component):
             flow_label=addr.flow_label, payload_length=udp_length, next_header=h.PROTOCOL_UDP, hop_limit=addr.hop_limit,
             src=swap_bytes(gid.ip), dst=swap_bytes(addr.dip),
         )  # fmt: skip
-        udp = self._wire(m, "udp_header", h.UDP, sport=addr.sport, dport=h.ROCE_PORT, length=udp_length)
+        udp = self._wire(m, "udp_header", h.UDP, sport=addr.sport, dport=h.ROCE_PORT, length=udp_length)  # R-FRM-6, R-ADR-4
         bth = self._wire(
-            m, "bth", h.BTH, opcode=head.opcode, se=head.solicited, pad=(-head.length)[:2], pkey=self.pkey,
+            m, "bth", h.BTH, opcode=head.opcode, se=head.solicited, pad=(-head.length)[:2], pkey=self.pkey,  # R-PAD-1
             becn=has.transport == opcodes.Transport.CNP, dest_qpn=dest_qpn, ackreq=head.ackreq, psn=head.psn,
         )  # fmt: skip
         transport = Cat(udp, bth, self._ext(m, head, has))
@@ -285,7 +286,7 @@ class HeaderAssembler(wiring.Component):
              (has.has_deth, head.qpn)],
             [(has.has_reth | has.has_atomiceth, head.rkey), (has.has_atomicack, head.swap[:32]),
              (has.has_deth & has.has_imm, imm)],
-            [(has.has_reth, head.dma_length), (has.has_atomiceth, head.swap[32:])],
+            [(has.has_reth, head.dma_length), (has.has_atomiceth, head.swap[32:])],  # R-OPC-3
             [(has.has_reth & has.has_imm, imm), (has.has_atomiceth, head.swap[:32])],
             [(has.has_atomiceth, head.compare[32:])],
             [(has.has_atomiceth, head.compare[:32])],

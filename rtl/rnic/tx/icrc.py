@@ -100,7 +100,7 @@ class IcrcEngine(wiring.Component):
             for vlan in (0, 1):
                 for ipv6 in (0, 1):
                     with m.Case(vlan << 1 | ipv6):
-                        m.d.sync += base.eq(step_zeros(icrc_start(bool(vlan), bool(ipv6)), lanes - _SKEW))
+                        m.d.sync += base.eq(step_zeros(icrc_start(bool(vlan), bool(ipv6)), lanes - _SKEW))  # R-ICRC-6
 
         state = Signal(32)
         stepped = Signal(32)
@@ -108,7 +108,7 @@ class IcrcEngine(wiring.Component):
         multiply(m, stepped, state, state_masks(lanes))
         m.d.sync += [self.o_valid.eq(share_valid & share_last), state_spare.eq(share_spare)]
         with m.If(share_valid):
-            m.d.sync += state.eq(Mux(share_start, base, stepped) ^ share)
+            m.d.sync += state.eq(Mux(share_start, base, stepped) ^ share)  # R-ICRC-1, R-ICRC-2
 
         value = state
         for low in range(0, self.spare_bits, 2):
@@ -123,7 +123,7 @@ class IcrcEngine(wiring.Component):
                     with m.Case(count):
                         m.d.comb += undone.eq(back)
             value = undone
-        m.d.comb += self.o.eq(~value)
+        m.d.comb += self.o.eq(~value)  # R-ICRC-1
         return m
 
 
@@ -166,7 +166,7 @@ class IcrcInsert(wiring.Component):
             engine.ipv6.eq(beat_in.ipv6),
             engine.last.eq(beat_in.icrc),
             engine.spare.eq(beat_in.spare),
-            engine.data.eq(beat_in.data & ~Cat(bit.replicate(8) for bit in beat_in.hide)),
+            engine.data.eq(beat_in.data & ~Cat(bit.replicate(8) for bit in beat_in.hide)),  # R-ICRC-3
             icrcs.i.valid.eq(engine.o_valid),
             icrcs.i.payload.eq(engine.o),
         ]
@@ -232,7 +232,7 @@ class IcrcInsert(wiring.Component):
                     sent = sent | (Cat(checksum[8:], checksum[:8]) & here.replicate(16))
             m.d.comb += [
                 low.eq((icrc[16:] & before.replicate(16)) | sent),
-                high.eq(icrc[:16] & begins.replicate(16)),
+                high.eq(icrc[:16] & begins.replicate(16)),  # R-ICRC-5
             ]
             before = begins
         return halves
