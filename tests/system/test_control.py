@@ -204,6 +204,7 @@ def test_async_events_of_qps(how):
         no_event(a.context)
 
 
+@rule("R-EVT-1", "8.2")
 def test_an_error_with_a_receive_wqe_makes_no_event():
     with Lab(CONFIG) as lab:
         a, b = lab.rc_pair()
@@ -296,7 +297,7 @@ def test_destroy_and_create_again_under_traffic(seed):
             target.close()
 
 
-@rule("R-MR-1")
+@rule("R-MR-1", "R-RES-1")
 @pytest.mark.parametrize("operation", [write, read])
 @pytest.mark.parametrize("side", ["remote", "local"])
 def test_destroy_mr_under_traffic(side, operation):

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.rules import rule
 from tests.system.test_slice import Region, write_wr
 
 from rnic.wire.frame import parse_frame
@@ -29,6 +30,7 @@ def atomic_wr(wr_id, sge, rkey, addr, *, add=None, compare=0, swap=0, flags=S):
     return wr
 
 
+@rule("R-PSN-3", "R-PSN-4", "R-RSP-2", "R-ORD-5")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_read_lengths_and_alignments(config):
     """Lengths around the PMTU, scattered over SGEs with empty ones between, page borders on both sides; guards untouched."""
@@ -52,6 +54,7 @@ def test_read_lengths_and_alignments(config):
             target.expect(data, dst)
 
 
+@rule("R-AT-2", "R-AT-3", "R-OPC-3")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_atomics_in_host_byte_order(config):
     """R-AT-2, R-AT-3, R-OPC-3: numbers as the CPU sees them, old value back, wrap, compare of all bits."""
@@ -78,6 +81,7 @@ def test_atomics_in_host_byte_order(config):
         step(4, 0x10, WCOpcode.FETCH_ADD, add=0x20)
 
 
+@rule("R-ORD-2", "R-REQ-4")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_fence_and_read_limit(config):
     """A fenced WRITE sends back what the READ before it fetched; never more READs on the wire than allowed, none overtaken."""
@@ -134,6 +138,7 @@ def test_both_ends_read_and_write(config):
             inbox.expect(bytes(content))
 
 
+@rule("R-RSP-8", "R-AT-1", "R-MR-4")
 @pytest.mark.parametrize("what", ["rkey", "lkey", "bounds", "lkey later"])
 def test_failing_read(what):
     """The READ ends with its own status, the WQEs behind it are flushed, nothing is written (R-RSP-8, R-ERR-3)."""

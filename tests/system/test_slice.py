@@ -53,6 +53,7 @@ def frames_of(lab, nic):
     return [parse_frame(f.data) for f in lab.world.frames if f.nic == nic]
 
 
+@rule("R-LEN-1", "R-PAD-1", "R-PAD-3", "R-REQ-1")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_write_lengths_and_alignments(config):
     """Every length of the list at several source and destination offsets; guards untouched (R-RES-2, R-PAD-3, R-MR-5)."""
@@ -75,6 +76,7 @@ def test_write_lengths_and_alignments(config):
         assert {f.opcode for f in frames_of(lab, 0)} == {Opcode.RC_WRITE_ONLY}
 
 
+@rule("R-LEN-1", "R-PAD-3", "R-CQ-3", "R-WQ-8")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_send_lengths_and_alignments(config):
     rng = random.Random(8)
@@ -114,6 +116,7 @@ def test_write_with_immediate_takes_a_receive_wqe():
         target.expect(b"x" * 33)
 
 
+@rule("R-WQ-4", "R-WQ-5")
 def test_gather_and_scatter_lists():
     """SGE lists on both sides, zero-length elements among them (R-WQ-4, C79)."""
     with Lab("tiny", seed=3) as lab:
@@ -205,6 +208,7 @@ def test_send_without_receive_wqe():
         assert b.qp_state == QPState.RTS
 
 
+@rule("8.1#10", "8.2")
 def test_send_longer_than_the_receive_wqe():
     """Rules 8.1 row 10: NAK invalid request, LOC_LEN_ERR at the receiver, not a byte past the receive buffer."""
     with Lab("tiny") as lab:
@@ -218,6 +222,7 @@ def test_send_longer_than_the_receive_wqe():
         target.expect(b"")
 
 
+@rule("8.1#11", "8.2")
 def test_receive_wqe_with_a_bad_key():
     """Rules 8.1 row 11: NAK remote operational error, LOC_PROT_ERR at the receiver."""
     with Lab("tiny") as lab:
@@ -316,6 +321,7 @@ def test_queues_and_psn_wrap():
         assert psns == [(0xFFFFFA + n) & 0xFFFFFF for n in range(24)]
 
 
+@rule("R-FRM-7", "R-ADR-1")
 def test_ipv6_and_vlan():
     with Lab("tiny", seed=5) as lab:
         for i, context in enumerate(lab.contexts):

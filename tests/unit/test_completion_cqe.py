@@ -188,7 +188,7 @@ class CqBench:
         sim.run()
 
 
-@rule("R-CQ-2", "R-CQ-3", "R-CQ-4", "R-CQ-9", "R-ERR-4")
+@rule("R-CQ-2", "R-CQ-3", "R-CQ-4", "R-CQ-9", "R-ERR-4", "R-CQ-6")
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("hundred", 0.3, 2), ("tiny", 0.0, 3)])
 def test_rings(config, stall, seed):
     """Several CQs, rings of one to many rounds, also over the wrap of the 24-bit counters: each CQE once, in order, whole."""

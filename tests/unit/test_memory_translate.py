@@ -228,7 +228,7 @@ class Bench:
         raise AssertionError(f"{request} answered {got}, wanted one of {wanted}")
 
 
-@rule("R-MR-1", "R-MR-2", "R-MR-4", "R-MR-5", "R-MR-6")
+@rule("R-MR-1", "R-MR-2", "R-MR-4", "R-MR-5", "R-MR-6", "8.1#7")
 @pytest.mark.parametrize("config,seed", [("tiny", 1), ("tiny", 2), ("gigabit", 3), ("hundred", 4)])
 def test_random_regions_against_the_model(config, seed):
     bench = Bench(CONFIGS[config].replace(num_mrs=16, num_qps=16), seed)
@@ -312,6 +312,7 @@ def test_regions_of_4_gib_and_more(length, levels):
     _run(bench, words, [case for case, _ in cases])
 
 
+@rule("8.1#7", "R-MR-4")
 def test_order_of_checks():
     bench = Bench(CONFIGS["tiny"], 0)
     words, request = _one_region(bench, rights=Access.LOCAL_WRITE)
@@ -326,6 +327,7 @@ def test_order_of_checks():
     _run(bench, words, requests)
 
 
+@rule("R-MR-1")
 def test_keys_out_of_range():
     """A user's key reaches no ring entry; a ring number past the table reaches nothing (R-MR-1)."""
     bench = Bench(CONFIGS["tiny"], 0)

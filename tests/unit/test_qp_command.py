@@ -275,6 +275,7 @@ def test_memory_regions():
     simulate(bench.dut, run, limit=20000)
 
 
+@rule("R-CQ-8")
 def test_queues_and_their_users():
     bench = Bench(seed=2, p_stall=0.2)
     p = bench.p
@@ -327,6 +328,7 @@ def test_queues_and_their_users():
     simulate(bench.dut, run, limit=60000)
 
 
+@rule("R-WQ-3", "R-QP-8")
 def test_create_qp_writes_all_tables():
     bench = Bench(seed=3, p_stall=0.2)
     p, rng = bench.p, bench.rng
@@ -455,7 +457,7 @@ def test_every_transition_and_every_refused_attribute(typ, half):
     simulate(bench.dut, run, limit=200_000)
 
 
-@rule("R-QP-1", "R-QP-4", "R-QP-5", "R-QP-6")
+@rule("R-QP-1", "R-QP-4", "R-QP-5", "R-QP-6", "R-PSN-5", "R-MSN-1", "R-UD-1", "R-QP-7")
 @pytest.mark.parametrize("typ", list(QpType))
 @pytest.mark.parametrize("config", ["tiny", "gigabit"])
 def test_attributes_reach_their_tables(typ, config):
@@ -521,7 +523,7 @@ def test_attributes_reach_their_tables(typ, config):
     simulate(bench.dut, run, limit=80_000)
 
 
-@rule("R-QP-1")
+@rule("R-QP-1", "R-ADR-3", "R-MTU-1")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_values_out_of_their_limits(config):
     bench = Bench(config, seed=30)
@@ -572,7 +574,7 @@ def test_values_out_of_their_limits(config):
     simulate(bench.dut, run, limit=60_000)
 
 
-@rule("R-QP-5")
+@rule("R-QP-5", "R-EVT-1")
 @pytest.mark.parametrize("typ", list(QpType))
 def test_errors_of_engines(typ):
     bench = Bench(seed=40, p_stall=0.2)
@@ -690,6 +692,7 @@ def test_broken_cq_takes_its_qps_along(busy):
     simulate(bench.dut, run, limit=80_000)
 
 
+@rule("R-EVT-1")
 def test_events_of_errors():
     """An error that no CQE reports makes an async event, also of a QP already in ERR, not of one in RESET."""
     bench = Bench(seed=61)

@@ -248,7 +248,7 @@ def test_cumulative_acks(name, seed, stall):
     bench.run(main)
 
 
-@rule("R-RSP-2", "R-ERR-1", "R-ERR-3", "R-ERR-4", "R-ERR-5")
+@rule("R-RSP-2", "R-ERR-1", "R-ERR-3", "R-ERR-4", "R-ERR-5", "7.4", "R-ERR-2")
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 @pytest.mark.parametrize("syndrome,status,vendor", [
     (nak_syndrome(NakCode.PSN_SEQUENCE), St.RETRY_EXC_ERR, Ve.NAK_SEQUENCE),
@@ -329,6 +329,7 @@ def test_nak_of_a_message_still_being_sent():
     bench.run(main)
 
 
+@rule("7.4", "R-RSP-1", "R-QP-5", "R-QP-2")
 def test_ignored_answers():
     """Reserved syndromes and PSNs never sent: counted. Duplicates with data: cells freed. In RESET or ERR: nothing else."""
     p = Params(CONFIGS["tiny"])
@@ -392,6 +393,7 @@ def test_local_failure_waits_for_its_turn(name, order):
     bench.run(main)
 
 
+@rule("R-ERR-7")
 def test_failure_reported_with_the_ack_that_uncovers_it():
     """One ACK retires up to the failed WQE; the failure follows without another event."""
     p = Params(CONFIGS["hundred"].replace(num_qps=4))
@@ -495,6 +497,7 @@ def test_one_ack_per_message():
     bench.run(main)
 
 
+@rule("R-QP-4")
 @pytest.mark.parametrize("delay", range(10))
 def test_reset_command_meets_an_answer(delay):
     """COMPLETER_HOT written while an answer of that QP is worked on: the command's values stay."""

@@ -175,29 +175,31 @@ def test_replaced_stream():
     assert not bench.errors
 
 
-BAD = {  # name: (what is set up, packet); rules.md 8.1
-    "no_access_read": (lambda b, q: setattr(q, "access", int(Access.REMOTE_WRITE)), lambda q: read(q, 1, 0)),  # 3 (R-RES-2)
-    "no_access_atomic": (lambda b, q: setattr(q, "access", int(Access.REMOTE_READ)), lambda q: atomic(q, 1, "FETCH_ADD", 8, 1)),
-    "no_resources": (lambda b, q: setattr(b, "limit", 0) or setattr(b.model, "limit", 0), lambda q: read(q, 1, 8)),  # 4
-    "huge": (None, lambda q: read(q, 1, (1 << 31) + 1)),  # 6 (R-LEN-2)
-    "unaligned": (None, lambda q: atomic(q, 1, "FETCH_ADD", 4, 1)),  # 9
-    "unaligned_key": (None, lambda q: atomic(q, 1, "CMP_SWAP", 4, 1, rkey=0xBAD)),  # 9 before 7
-    "key": (None, lambda q: read(q, 1, 8, rkey=KEY + 1)),  # 7
-    "bounds": (None, lambda q: read(q, 1, 5 * 4096, at=1)),  # 7: nothing is sent
-    "rights_read": (lambda b, q: b.world.region(0xA00, q.pd, ALL & ~4, BASE, 4096), lambda q: read(q, 1, 8, rkey=0xA00)),
-    "rights_atomic": (lambda b, q: b.world.region(0xA00, q.pd, ALL & ~8, BASE, 4096),
+BAD = {  # name: (rules, what is set up, packet)
+    "no_access_read": ("8.1#3 R-RES-2", lambda b, q: setattr(q, "access", int(Access.REMOTE_WRITE)), lambda q: read(q, 1, 0)),
+    "no_access_atomic": ("8.1#3 R-AT-1", lambda b, q: setattr(q, "access", int(Access.REMOTE_READ)),
+                         lambda q: atomic(q, 1, "FETCH_ADD", 8, 1)),
+    "no_resources": ("8.1#4 R-DUP-6", lambda b, q: setattr(b, "limit", 0) or setattr(b.model, "limit", 0),
+                     lambda q: read(q, 1, 8)),
+    "huge": ("8.1#6 R-LEN-2", None, lambda q: read(q, 1, (1 << 31) + 1)),
+    "unaligned": ("8.1#9 R-AT-1", None, lambda q: atomic(q, 1, "FETCH_ADD", 4, 1)),
+    "unaligned_key": ("8.1#9 R-AT-1", None, lambda q: atomic(q, 1, "CMP_SWAP", 4, 1, rkey=0xBAD)),  # before the key
+    "key": ("8.1#7 R-RES-1 R-MR-1", None, lambda q: read(q, 1, 8, rkey=KEY + 1)),
+    "bounds": ("8.1#7 R-RES-1 R-MR-2", None, lambda q: read(q, 1, 5 * 4096, at=1)),  # nothing is sent
+    "rights_read": ("8.1#7", lambda b, q: b.world.region(0xA00, q.pd, ALL & ~4, BASE, 4096), lambda q: read(q, 1, 8, rkey=0xA00)),
+    "rights_atomic": ("8.1#7 R-AT-1", lambda b, q: b.world.region(0xA00, q.pd, ALL & ~8, BASE, 4096),
                       lambda q: atomic(q, 1, "FETCH_ADD", 8, 1, rkey=0xA00)),
-    "atomic_key": (None, lambda q: atomic(q, 1, "CMP_SWAP", 8, 1, rkey=0xBAD)),
-    "pd": (lambda b, q: b.world.region(0xA00, q.pd + 1, ALL, BASE, 4096), lambda q: read(q, 1, 8, rkey=0xA00)),
+    "atomic_key": ("8.1#7 R-AT-1", None, lambda q: atomic(q, 1, "CMP_SWAP", 8, 1, rkey=0xBAD)),
+    "pd": ("8.1#7 R-MR-4", lambda b, q: b.world.region(0xA00, q.pd + 1, ALL, BASE, 4096), lambda q: read(q, 1, 8, rkey=0xA00)),
 }
 
 
-@rule("R-RES-1", "R-RES-2", "R-AT-1", "R-LEN-2", "R-LEN-4", "R-DUP-6")
-@pytest.mark.parametrize("case", BAD)
+@rule("8.2")
+@pytest.mark.parametrize("case", [pytest.param(name, marks=rule(*ids.split())) for name, (ids, *_) in BAD.items()])
 def test_fatal(case):
     """One NAK with the request's PSN, the QP goes to ERR, memory is as it was, other QPs go on."""
     bench, qp, _ = bench_of(len(case))
-    setup, bad = BAD[case]
+    _, setup, bad = BAD[case]
     if setup:
         setup(bench, qp)
     other = bench.qps[3]
@@ -212,7 +214,7 @@ def test_fatal(case):
     assert bench.errors == [2] and [a[3] for a in bench.answers[2]][-1] in (0x61, 0x62)
 
 
-@rule("R-DUP-6")
+@rule("R-DUP-6", "8.1#4", "R-REQ-4")
 def test_resources():
     """max_dest_rd_atomic 2: two large READs and a third request, which is one too many; the first two are answered first."""
     bench, qp, _ = bench_of(6, limit=2)

@@ -61,7 +61,10 @@ def interleave(rng, lists):
         yield chosen.pop(0)
 
 
-@rule("R-MSN-1", "R-CRD-1", "R-ACK-1", "R-PAD-3", "R-MR-5", "R-OPC-2", "R-CQ-2", "R-CQ-3", "R-WQ-4", "R-RES-2")
+@rule(
+    "R-MSN-1", "R-CRD-1", "R-ACK-1", "R-PAD-3", "R-MR-5", "R-OPC-2", "R-CQ-2", "R-CQ-3", "R-WQ-4", "R-RES-2", "R-WQ-8",
+    "R-CQ-4", "R-RES-3", "R-REQ-3", "R-RES-7",
+)  # fmt: skip
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("tiny", 0.0, 2), ("hundred", 0.2, 3)])
 def test_good_traffic(config, stall, seed):
     rng = seeded(seed)
@@ -100,37 +103,38 @@ def write(qp, ahead: int, kind: str, size: int, total: int = 0, **fields) -> Pac
 
 
 BUFFER = [(0x10_0000, 2048, 0x200)]
-BAD_CASES = {  # name: (receive WQEs, packets); rules.md 8.1 number in the comment
-    "middle_first": (1, lambda q: [send(q, 0, "MIDDLE", 256)]),  # 2
-    "write_in_send": (3, lambda q: [send(q, 0, "FIRST", 256), write_only(q, 1)]),  # 2, WQE in use
-    "first_in_send": (3, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "FIRST", 256)]),  # 2
-    "send_last_in_write": (1, lambda q: [write(q, 0, "FIRST", 256, 300), send(q, 1, "LAST", 44)]),  # 2
-    "read": (1, lambda q: [write_only(q, opcode=Opcode.RC_READ_REQUEST, payload=b"", dma_length=8)]),  # 3, 4
-    "atomic": (0, lambda q: [write_only(q, opcode=Opcode.RC_FETCH_ADD, payload=b"")]),  # 3, 4
-    "first_short": (1, lambda q: [send(q, 0, "FIRST", 252)]),  # 6
-    "first_pad": (1, lambda q: [send(q, 0, "FIRST", 256, pad=1)]),  # 6 (R-PAD-2)
-    "last_zero": (1, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "LAST", 0)]),  # 6 (R-LEN-1)
-    "only_long": (0, lambda q: [write_only(q, payload=bytes(300))]),  # 6
-    "send_long": (2, lambda q: [send(q, 0, "ONLY", 260)]),  # 6 with a receive WQE
-    "write_imm_long": (2, lambda q: [write(q, 0, "ONLY_IMM", 260, 260)]),  # 6: gives its WQE back (R-RES-5)
-    "reth_huge": (0, lambda q: [write(q, 0, "FIRST", 256, (1 << 31) + 1)]),  # 6 (R-LEN-2)
-    "key_unknown": (1, lambda q: [write_only(q, rkey=0x201)]),  # 7
-    "key_pd": (1, lambda q: [write_only(q, rkey=0x300)]),  # 7
-    "key_rights": (0, lambda q: [write_only(q, rkey=0x400)]),  # 7
-    "key_bounds": (0, lambda q: [write(q, 0, "FIRST", 256, 3 * 4096 + 1)]),  # 7, whole RETH (R-RES-1)
-    "imm_key": (2, lambda q: [write(q, 0, "ONLY_IMM", 16, 16, rkey=0x201)]),  # 7 (R-RES-5)
-    "key_before_length": (0, lambda q: [write(q, 0, "ONLY", 16, 32, rkey=0x201)]),  # 7 before 8
-    "dma_longer": (0, lambda q: [write(q, 0, "ONLY", 16, 32)]),  # 8 (R-LEN-3)
-    "dma_shorter": (0, lambda q: [write(q, 0, "ONLY", 32, 16)]),  # 8
-    "dma_zero": (0, lambda q: [write(q, 0, "ONLY", 32, 0, rkey=0xBAD)]),  # 8, no key check (R-RES-2)
-    "first_is_all": (0, lambda q: [write(q, 0, "FIRST", 256, 256)]),  # 8
-    "multi_short": (0, lambda q: [write(q, 0, "FIRST", 256, 400), write(q, 1, "LAST", 44)]),  # 8
-    "multi_long": (0, lambda q: [write(q, 0, "FIRST", 256, 520), write(q, 1, "MIDDLE", 256), write(q, 2, "LAST", 88)]),  # 8
-    "too_long": (2, lambda q: [send(q, 0, "ONLY", 101)]),  # 10, see the test
-    "too_long_last": (2, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "LAST", 1)]),  # 10 in the second packet
-    "sge_key": (2, lambda q: [send(q, 0, "ONLY", 64)]),  # 11
-    "sge_bounds": (2, lambda q: [send(q, 0, "ONLY", 64)]),  # 11
-    "wqe_unreadable": (2, lambda q: [send(q, 0, "ONLY", 64)]),  # 11
+BAD_CASES = {  # name: (rules, receive WQEs, packets)
+    "middle_first": ("8.1#2", 1, lambda q: [send(q, 0, "MIDDLE", 256)]),
+    "write_in_send": ("8.1#2 8.2", 3, lambda q: [send(q, 0, "FIRST", 256), write_only(q, 1)]),  # WQE in use
+    "first_in_send": ("8.1#2", 3, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "FIRST", 256)]),
+    "send_last_in_write": ("8.1#2", 1, lambda q: [write(q, 0, "FIRST", 256, 300), send(q, 1, "LAST", 44)]),
+    "read": ("8.1#3 8.1#4", 1, lambda q: [write_only(q, opcode=Opcode.RC_READ_REQUEST, payload=b"", dma_length=8)]),
+    "atomic": ("8.1#3 8.1#4", 0, lambda q: [write_only(q, opcode=Opcode.RC_FETCH_ADD, payload=b"")]),
+    "first_short": ("8.1#6 R-LEN-1", 1, lambda q: [send(q, 0, "FIRST", 252)]),
+    "first_pad": ("8.1#6 R-PAD-2", 1, lambda q: [send(q, 0, "FIRST", 256, pad=1)]),
+    "last_zero": ("8.1#6 R-LEN-1", 1, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "LAST", 0)]),
+    "only_long": ("8.1#6 R-LEN-1", 0, lambda q: [write_only(q, payload=bytes(300))]),
+    "send_long": ("8.1#6 R-LEN-1", 2, lambda q: [send(q, 0, "ONLY", 260)]),  # with a receive WQE
+    "write_imm_long": ("8.1#6 R-RES-5", 2, lambda q: [write(q, 0, "ONLY_IMM", 260, 260)]),  # gives its WQE back
+    "reth_huge": ("8.1#6 R-LEN-2", 0, lambda q: [write(q, 0, "FIRST", 256, (1 << 31) + 1)]),
+    "key_unknown": ("8.1#7 R-MR-1", 1, lambda q: [write_only(q, rkey=0x201)]),
+    "key_pd": ("8.1#7 R-MR-4", 1, lambda q: [write_only(q, rkey=0x300)]),
+    "key_rights": ("8.1#7", 0, lambda q: [write_only(q, rkey=0x400)]),
+    "key_bounds": ("8.1#7 R-RES-1", 0, lambda q: [write(q, 0, "FIRST", 256, 3 * 4096 + 1)]),  # whole RETH
+    "imm_key": ("8.1#7 R-RES-5", 2, lambda q: [write(q, 0, "ONLY_IMM", 16, 16, rkey=0x201)]),
+    "key_before_length": ("8.1#7", 0, lambda q: [write(q, 0, "ONLY", 16, 32, rkey=0x201)]),  # before 8
+    "dma_longer": ("8.1#8 R-LEN-3", 0, lambda q: [write(q, 0, "ONLY", 16, 32)]),
+    "dma_shorter": ("8.1#8 R-LEN-3", 0, lambda q: [write(q, 0, "ONLY", 32, 16)]),
+    "dma_zero": ("8.1#8 R-RES-2", 0, lambda q: [write(q, 0, "ONLY", 32, 0, rkey=0xBAD)]),  # no key check
+    "first_is_all": ("8.1#8 R-LEN-3", 0, lambda q: [write(q, 0, "FIRST", 256, 256)]),
+    "multi_short": ("8.1#8 R-LEN-3 R-RES-3", 0, lambda q: [write(q, 0, "FIRST", 256, 400), write(q, 1, "LAST", 44)]),
+    "multi_long": ("8.1#8 R-LEN-3", 0,
+                   lambda q: [write(q, 0, "FIRST", 256, 520), write(q, 1, "MIDDLE", 256), write(q, 2, "LAST", 88)]),
+    "too_long": ("8.1#10", 2, lambda q: [send(q, 0, "ONLY", 101)]),  # see the test
+    "too_long_last": ("8.1#10", 2, lambda q: [send(q, 0, "FIRST", 256), send(q, 1, "LAST", 1)]),  # in the second packet
+    "sge_key": ("8.1#11", 2, lambda q: [send(q, 0, "ONLY", 64)]),
+    "sge_bounds": ("8.1#11", 2, lambda q: [send(q, 0, "ONLY", 64)]),
+    "wqe_unreadable": ("8.1#11", 2, lambda q: [send(q, 0, "ONLY", 64)]),
 }
 SGES = {
     "too_long": [(0x10_0000, 50, 0x200), (0, 0, 0), (0x10_1000, 50, 0x200)],
@@ -140,15 +144,15 @@ SGES = {
 }
 
 
-@rule("R-RES-1", "R-RES-5", "R-LEN-1", "R-LEN-2", "R-LEN-3", "R-LEN-4", "R-PAD-2", "R-ERR-3", "R-ERR-4", "R-ERR-5")
-@pytest.mark.parametrize("case", BAD_CASES)
+@rule("R-ERR-3", "R-ERR-4", "R-ERR-5", "8.2", "R-MSN-1", "R-ERR-8")
+@pytest.mark.parametrize("case", [pytest.param(name, marks=rule(*ids.split())) for name, (ids, *_) in BAD_CASES.items()])
 def test_fatal(case):
     """A packet that breaks a rule: one NAK with its PSN, the receive WQE in use completes in error, the others are flushed,
     later packets and other QPs are as they should be, the flush goes on for WQEs posted in ERR."""
     bench, qp, _ = quiet_bench(len(case))
     bench.world.region(0x300, qp.pd + 1, RW, base=0x10_0000, length=4096)
     bench.world.region(0x400, qp.pd, int(Access.LOCAL_WRITE), base=0x10_0000, length=4096)
-    wqes, packets = BAD_CASES[case]
+    _, wqes, packets = BAD_CASES[case]
     other = bench.qps[3]
     bench.world.region(0x500, other.pd, RW, base=0x10_0000, length=4096)
     if case == "wqe_unreadable":
@@ -168,6 +172,7 @@ def test_fatal(case):
     assert bench.error_drop == 2
 
 
+@rule("R-RES-2", "8.1#3", "8.2")
 def test_access_flags():
     """Check 3: a QP without REMOTE_WRITE answers invalid request, not access error, zero length included (R-RES-2)."""
     for payload in (b"", b"12"):
@@ -178,7 +183,10 @@ def test_access_flags():
         assert bench.acks[2] == [(0x61, qp.epsn, 0)]
 
 
-@rule("R-SEQ-1", "R-SEQ-2", "R-SEQ-3", "R-RNR-4", "R-RES-4", "R-RES-6", "R-DUP-1", "R-DUP-2", "R-DUP-7", "R-DUP-8")
+@rule(
+    "R-SEQ-1", "R-SEQ-2", "R-SEQ-3", "R-RNR-4", "R-RES-4", "R-RES-6", "R-DUP-1", "R-DUP-2", "R-DUP-7", "R-DUP-8", "8.1#1",
+    "R-SEQ-4", "8.1#5", "R-PSN-1", "R-PSN-2",
+)  # fmt: skip
 @pytest.mark.parametrize("epsn", [0x500, 0xFFFFFE, 0])
 def test_sequence(epsn):
     """Gaps, RNR and duplicates, also in the middle of a message and around the wrap of PSNs, MSNs and ring counters."""
@@ -204,6 +212,7 @@ def test_sequence(epsn):
     assert not qp.dead and region
 
 
+@rule("R-QP-5", "R-ERR-2", "R-ERR-3", "R-ERR-5")
 def test_flush_by_command():
     """A QP moved to ERR by a command in the middle of a SEND: the WQE in use and the rest are flushed; then every post."""
     bench, qp, _ = quiet_bench(5)
@@ -224,7 +233,7 @@ def test_flush_by_command():
     assert bench.error_drop == 1
 
 
-@rule("R-ACK-3", "R-CQ-3")
+@rule("R-ACK-3", "R-CQ-3", "R-ORD-4")
 @pytest.mark.parametrize("config", ["tiny", "hundred"])
 def test_what_waits_for_what(config):
     """No ACK before the host accepted all of the packet's writes; no completion before their responses (C117), also

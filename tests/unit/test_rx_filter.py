@@ -52,7 +52,8 @@ class World:
             dst_ip=odd(gid["ip"], ip(rng)), dst_mac=odd(gid["mac"], gid["mac"] ^ 1 << rng.randrange(48)),
             pkey=odd(self.pkeys[qp["pkey_index"]] | 0x8000, rng.choice([0x7FFF, 0x8002, 0x0001])),
             qkey=odd(qp["qkey"], 7), vlan_valid=odd(gid["vlan"], 1), vlan_vid=rng.choice([7, 7, 7, 0, 8]),
-            payload_len=rng.choice([0, 1, 64, 4096]), psn=rng.getrandbits(24), dropped=int(rng.random() < 0.05),
+            payload_len=rng.choice([0, 1, 64, 4096]), psn=rng.getrandbits(24), ecn=rng.getrandbits(2),
+            dropped=int(rng.random() < 0.05),
         )  # fmt: skip
 
     def judge(self, pkt, p):
@@ -85,7 +86,7 @@ class World:
         return "request" if info.is_request else "response", None
 
 
-@rule("R-PKEY-1", "R-QKEY-1", "R-OPC-1", "R-ADR-1", "R-CC-3")
+@rule("R-PKEY-1", "R-QKEY-1", "R-OPC-1", "R-ADR-1", "R-CC-3", "R-QP-2", "R-QP-5", "R-CC-1", "R-PAD-3")
 @pytest.mark.parametrize("seed", range(4))
 def test_filter_against_the_rules(seed):
     print("seed", seed)
@@ -101,7 +102,7 @@ def test_filter_against_the_rules(seed):
             while rng.random() < 0.2:
                 await ctx.tick()
             fields = {k: pkt[k] for k in ("dest_qpn", "src_ip", "dst_ip", "dst_mac", "pkey", "qkey", "vlan_valid", "vlan_vid",
-                                          "payload_len", "psn")}  # fmt: skip
+                                          "payload_len", "psn", "ecn")}  # fmt: skip
             ctx.set(dut.hdr.payload, {**fields, "opcode": pkt["opcode"].value, "flags": flags_of(OPCODES[pkt["opcode"]])})
             ctx.set(dut.hdr.valid, 1)
             await ctx.tick().until(dut.hdr.ready)
@@ -132,13 +133,13 @@ def test_filter_against_the_rules(seed):
             pipe = [ctx.get(dut.addr_index), pipe[0]]
             await ctx.tick()
 
-    def collector(which, port, field):
+    def collector(which, port, *fields):
         async def collect(ctx):
             while True:
                 ctx.set(port.ready, rng.random() < 0.7)
                 _, _, valid, ready, payload = await ctx.tick().sample(port.valid, port.ready, port.payload)
                 if valid and ready:
-                    got[which].append(payload if field is None else payload[field])
+                    got[which].append(payload if not fields else tuple(int(payload[field]) for field in fields))
 
         return collect
 
@@ -161,13 +162,14 @@ def test_filter_against_the_rules(seed):
     sim.add_clock(8e-9)
     for process in (headers, handles, contexts, drops):
         sim.add_testbench(process, background=True)
-    sim.add_testbench(collector(0, dut.request, "psn"), background=True)
-    sim.add_testbench(collector(1, dut.response, "psn"), background=True)
-    sim.add_testbench(collector(2, dut.free, None), background=True)
+    sim.add_testbench(collector(0, dut.request, "psn", "length", "ce"), background=True)
+    sim.add_testbench(collector(1, dut.response, "psn", "length"), background=True)
+    sim.add_testbench(collector(2, dut.free), background=True)
     sim.add_testbench(limit)
     sim.run()
-    assert got[0] == [k["psn"] for k, (v, _) in zip(packets, verdicts, strict=True) if v == "request"]
-    assert got[1] == [k["psn"] for k, (v, _) in zip(packets, verdicts, strict=True) if v == "response"]
+    judged = [(pkt, v) for pkt, (v, _) in zip(packets, verdicts, strict=True)]
+    assert got[0] == [(k["psn"], k["payload_len"], k["ecn"] == 3) for k, v in judged if v == "request"]
+    assert got[1] == [(k["psn"], k["payload_len"]) for k, v in judged if v == "response"]
     assert got[3] == [c for v, c in verdicts if v == "drop"]
     free = [i % p.rx_cells for i, (k, (v, _)) in enumerate(zip(packets, verdicts, strict=True))
             if v in ("drop", "ignore") and k["payload_len"] and not k["dropped"]]  # fmt: skip

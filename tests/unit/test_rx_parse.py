@@ -24,7 +24,7 @@ def padded(raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@rule("R-ICRC-1", "R-ICRC-3", "R-ICRC-8", "R-FRM-1", "R-FRM-6")
+@rule("R-ICRC-1", "R-ICRC-3", "R-ICRC-8", "R-FRM-1", "R-FRM-6", "R-ICRC-2", "R-ICRC-6")
 def test_vectors(width):
     frames = [padded(raw) for raw in VECTORS.values()]
     seen = run(width, frames)
@@ -34,7 +34,7 @@ def test_vectors(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("stall", (0.0, 0.4), ids=("smooth", "stalls"))
-@rule("R-FRM-1", "R-FRM-2", "R-FRM-3", "R-FRM-7", "R-HDR-1", "R-PAD-3", "R-ADR-1")
+@rule("R-FRM-1", "R-FRM-2", "R-FRM-3", "R-FRM-7", "R-HDR-1", "R-PAD-3", "R-ADR-1", "R-CQ-4", "R-OPC-3", "R-PAD-1", "R-ADR-4")
 def test_every_opcode_with_any_size_and_trailer(width, stall):
     rng = random.Random(width)
     frames = [random_frame(rng, opcode) for opcode in Opcode]
@@ -45,7 +45,7 @@ def test_every_opcode_with_any_size_and_trailer(width, stall):
 
 
 @pytest.mark.parametrize("width", (64, 512))
-@rule("R-FRM-1", "R-PAD-1")
+@rule("R-FRM-1", "R-PAD-1", "R-PAD-3")
 def test_every_payload_alignment(width):
     """All variants of headers, all payload ends within a bus word, back to back, no padding."""
     rng = random.Random(5)
@@ -82,7 +82,7 @@ FLIPS = {
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5")
+@rule("R-ICRC-3", "R-ICRC-4", "R-ICRC-7", "R-FRM-5", "R-ICRC-1", "R-ICRC-2", "R-ICRC-6")
 def test_no_flipped_bit_is_accepted_outside_the_masked_fields(width):
     change, step = FLIPS[width]
     frame = Frame(Opcode.RC_SEND_ONLY, dest_qpn=5, payload=b"abcde", **change)
@@ -152,7 +152,7 @@ def ip_faults() -> list[bytes]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@rule("R-FRM-3", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-ICRC-7", "R-PAD-1")
+@rule("R-FRM-3", "R-FRM-4", "R-FRM-5", "R-FRM-6", "R-LEN-4", "R-ICRC-7", "R-PAD-1", "R-MTU-1", "R-FRM-1")
 def test_faults(width):
     v6 = dict(src_ip=bytes(16), dst_ip=bytes(range(16)))
     frames = [padded(Frame(**BASE | change).pack()) for change in FAULTS]

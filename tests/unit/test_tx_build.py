@@ -187,8 +187,10 @@ def drawn_frames(rng, count, payload_sizes=None, opcodes=None):
     return frames
 
 
-@rule("R-FRM-2", "R-FRM-4", "R-FRM-6", "R-FRM-7", "R-PAD-1", "R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-5",
-      "R-ICRC-8")  # fmt: skip
+@rule(
+    "R-FRM-2", "R-FRM-4", "R-FRM-6", "R-FRM-7", "R-PAD-1", "R-ICRC-1", "R-ICRC-2", "R-ICRC-3", "R-ICRC-5", "R-ICRC-8",
+    "R-ADR-3", "R-ADR-4", "R-FRM-5", "R-HDR-1", "R-ICRC-6",
+)  # fmt: skip
 @pytest.mark.parametrize("width", [64, 128, 256, 512])
 @pytest.mark.parametrize("p_stall", [0.0, 0.3])
 def test_random_frames(width, p_stall):
@@ -198,6 +200,7 @@ def test_random_frames(width, p_stall):
     assert got == [(frame.pack(), 0) for frame in frames]
 
 
+@rule("R-HDR-1", "R-OPC-3", "R-PAD-1", "R-ICRC-8")
 @pytest.mark.parametrize("width", [64, 512])
 def test_every_opcode_and_small_payload(width):
     """All opcodes, payload lengths around the bus width."""

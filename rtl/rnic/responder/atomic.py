@@ -89,7 +89,7 @@ class Atomic(wiring.Component):
             lane.eq(self.word.payload[: p.lane_bits]),
             out.p.address.eq(self.word.payload),
             out.p.length.eq(_BYTES),
-            beat.p.data.eq(result),
+            beat.p.data.eq(result),  # R-AT-2
             beat.p.keep.eq((1 << _BYTES) - 1),
             beat.p.last.eq(1),
             self.write.accepted.ready.eq(1),

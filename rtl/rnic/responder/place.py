@@ -256,7 +256,7 @@ class Place(wiring.Component):
             nak_syndrome(code) for code in (NakCode.INVALID_REQUEST, NakCode.REMOTE_ACCESS, NakCode.REMOTE_OPERATIONAL)
         )
         m.d.comb += [
-            dead.eq(poisoned.o.p.state & ~job.land),
+            dead.eq(poisoned.o.p.state & ~job.land),  # R-ERR-8
             packet.eq(job.kind != JobKind.FLUSH),
             bus.eq(vendor == VendorError.HOST_BUS),
             ends_badly.eq(packet & ~dead & (

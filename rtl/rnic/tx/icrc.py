@@ -165,7 +165,7 @@ class IcrcInsert(wiring.Component):
             engine.vlan.eq(beat_in.vlan),
             engine.ipv6.eq(beat_in.ipv6),
             engine.last.eq(beat_in.icrc),
-            engine.spare.eq(beat_in.spare),
+            engine.spare.eq(beat_in.spare),  # R-ICRC-8: pad bytes are data
             engine.data.eq(beat_in.data & ~Cat(bit.replicate(8) for bit in beat_in.hide)),  # R-ICRC-3
             icrcs.i.valid.eq(engine.o_valid),
             icrcs.i.payload.eq(engine.o),
