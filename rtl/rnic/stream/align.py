@@ -160,13 +160,16 @@ class Packer(wiring.Component):
 
         # Where the word's bytes go is known before they are rotated: `fill` bytes wait in the residue.
         fill = Signal(bits)
+        room = Signal(bits + 1, init=lanes)  # lanes - fill
         flush = Signal()  # the word before ended its packet and overflowed: its rest goes out alone
         err = Signal()
         inside = Signal()
         total = Signal(bits + 1)  # 0..2 lanes - 1
+        rest = Signal(bits)  # room behind this word, 0 for all lanes
         step = Signal()
         m.d.comb += [
             total.eq(fill + word.count),  # while `flush` of no meaning
+            rest.eq(room - word.count),
             rotate.i.valid.eq(self.i.valid | flush),
             self.i.ready.eq(rotate.i.ready & ~flush),
             step.eq(rotate.i.valid & rotate.i.ready),
@@ -177,9 +180,9 @@ class Packer(wiring.Component):
         split = Signal()  # the packet's last byte leaves with the step after this one
         whole = Signal()
         m.d.comb += [
-            whole.eq(~flush & (total >= lanes)),
-            split.eq(~flush & word.last & (total > lanes)),
-            done.eq(flush | (word.last & (total <= lanes))),
+            whole.eq(~flush & (word.count >= room)),
+            split.eq(~flush & word.last & (word.count > room)),
+            done.eq(flush | (word.last & (word.count <= room))),
             rotate.i.payload.meta.emit.eq(whole | done),
             rotate.i.payload.meta.overflow.eq(whole),
             rotate.i.payload.meta.last.eq(done),
@@ -193,6 +196,8 @@ class Packer(wiring.Component):
         with m.If(step):
             m.d.sync += [
                 fill.eq(Mux(done, 0, total[:bits])),
+                room.eq(Mux(done, lanes, Cat(rest, rest == 0))),
+                Assert(room == lanes - fill, "Packer: room and fill differ"),
                 flush.eq(split),
                 err.eq(~done & (err | word.err)),
                 inside.eq(~done),

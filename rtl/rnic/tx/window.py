@@ -50,7 +50,8 @@ class TranslateWindow(wiring.Component):
     Ports: ``job``, ``segment`` (as the segmenter sends them), ``xlate`` client; ``o`` jobs, ``pieces`` the segments of those
     jobs that have some and status OK, same order.
 
-    Timing: one segment per cycle, one packet every 2 cycles; 8 cycles from job to ``o`` besides the translation itself.
+    Timing: one segment per cycle, one packet every 2 cycles, of one QP every 3; 8 cycles from job to ``o``
+    besides the translation itself (9 without a segment to translate).
 
     Probe: LOCAL_TRANSLATED (psn, length) when a segment is translated.
     """
@@ -207,20 +208,19 @@ class TranslateWindow(wiring.Component):
         m.d.comb += [job_write.addr.eq(slot), job_write.en.eq(close), job_write.data.eq(job)]
         # The packet joins the waiting ones a cycle later, when that comes from registers: before the next one does.
         closed = Signal(data.StructLayout({
-            "qpn": self.p.qpn_bits, "inline": 1, "marker": 1, "count": self.segment_bits + 1,
+            "qpn": self.p.qpn_bits, "inline": 1, "behind": self.slots, "count": self.segment_bits + 1,
         }))  # fmt: skip
         m.d.sync += [
             self._closed.eq(Mux(close, here, 0)),
             closed.qpn.eq(job.header.qpn),
             closed.inline.eq(job.inline),
-            closed.marker.eq(job.marker),
+            closed.behind.eq(Cat(  # those it has to leave behind, if they wait
+                (self._qpn[other] == job.header.qpn) | (self._inline[other] & job.inline) | job.marker
+                for other in range(self.slots))),
             closed.count.eq(number + ask),
         ]
         older = Signal(self.slots)
-        for other in range(self.slots):
-            m.d.comb += older[other].eq(
-                self._waiting[other] & ~self._picked[other]
-                & ((self._qpn[other] == closed.qpn) | (self._inline[other] & closed.inline) | closed.marker))
+        m.d.comb += older.eq(self._waiting & ~self._picked & closed.behind)
         for other in range(self.slots):
             with m.If(self._closed[other]):
                 m.d.sync += [
@@ -368,8 +368,9 @@ class TranslateWindow(wiring.Component):
             pick.advance.eq(picking),
             job_read.addr.eq(pick.grant),
             job_read.en.eq(picking),
-            self._picked.eq(Mux(picking, pick.chosen, 0)),
         ]
+        # Counts a cycle later: in between there is no pick.
+        m.d.sync += self._picked.eq(Mux(picking, pick.chosen, 0))
         m.d.sync += job_latched.eq(picking)
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
