@@ -63,12 +63,13 @@ class HeaderCapture(wiring.Component):
         limit = index_limit(self.width)
         self._m = m
         index = Signal(range(limit + 1))
-        self._at = [Signal(name=f"at_beat_{number}") for number in range(limit)]
-        for number, at in enumerate(self._at):
-            m.d.comb += at.eq(index == number)
+        # The same, one bit per number: the begin of all the long paths here.
+        self._at = [Signal(name=f"at_beat_{number}", init=number == 0) for number in range(limit)]
         m.d.sync += self.o_valid.eq(self.valid)
         with m.If(self.valid):
             m.d.sync += [self.o_beat.eq(self.beat), self.o_index.eq(index)]
+            m.d.sync += [at.eq(before & ~self.beat.last) for before, at in zip(self._at, self._at[1:], strict=False)]
+            m.d.sync += self._at[0].eq(self.beat.last)
             with m.If(self.beat.last):
                 m.d.sync += index.eq(0)
             with m.Elif(index != limit):

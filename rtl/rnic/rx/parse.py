@@ -13,6 +13,7 @@ from rnic.rx.header_queue import HeaderQueue
 from rnic.rx.icrc_check import IcrcCheck, IpChecksum
 from rnic.rx.payload_align import MAX_PAYLOAD, PayloadAlign, PayloadGeometry, PayloadWord
 from rnic.stream.beat import Beat
+from rnic.stream.buffer import SkidBuffer
 from rnic.stream.check import watch
 from rnic.stream.fifo import StreamFifo
 from rnic.wire import headers as h
@@ -224,15 +225,19 @@ class Parser(wiring.Component):
         word = payload_fifo.o.payload
         lanes = self.data_width // 8
         payload_taken = Signal()
+        # Cuts the way of ready from the packet store; the header takes longer through the filter than this.
+        m.submodules.payload_out = payload_out = SkidBuffer(Beat(self.data_width))
+        wiring.connect(m, payload_out.o, wiring.flipped(self.payload))
+        payload = payload_out.i.payload
         m.d.comb += [
-            self.payload.valid.eq(payload_fifo.o.valid & (~word.last | payload_verdict.o.valid)),
-            payload_taken.eq(self.payload.valid & self.payload.ready),
+            payload_out.i.valid.eq(payload_fifo.o.valid & (~word.last | payload_verdict.o.valid)),
+            payload_taken.eq(payload_out.i.valid & payload_out.i.ready),
             payload_fifo.o.ready.eq(payload_taken),
             payload_verdict.o.ready.eq(payload_taken & word.last),
-            self.payload.payload.data.eq(word.data),
-            self.payload.payload.last.eq(word.last),
-            self.payload.payload.err.eq(word.last & payload_verdict.o.payload),
-            self.payload.payload.keep.eq(Cat(word.count_less_1 >= lane for lane in range(lanes))),
+            payload.data.eq(word.data),
+            payload.last.eq(word.last),
+            payload.err.eq(word.last & payload_verdict.o.payload),
+            payload.keep.eq(Cat(word.count_less_1 >= lane for lane in range(lanes))),
         ]
 
     def _header(self, m, queued) -> None:
