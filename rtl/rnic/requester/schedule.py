@@ -78,7 +78,9 @@ class Scheduler(wiring.Component):
         requeue_qpn = Signal(p.qpn_bits)
 
         # ---- context bus. A turn's read-modify-write of SQ_FETCH must not undo a write of the command engine.
-        ctx_fetch = Signal()
+        # Its write in the cycle in which a turn starts is still before the turn's read.
+        ctx_fetch, ctx_waits = Signal(), Signal()
+        m.d.sync += ctx_waits.eq(ctx_fetch)
         m.d.comb += ctx_fetch.eq(self.ctx.valid & (self.ctx.payload.table == CtxTable.SQ_FETCH))
         for table in (cfg, sq_fetch, producer):
             m.d.comb += [table.ctx.payload.eq(self.ctx.payload), table.ctx.valid.eq(self.ctx.valid)]
@@ -156,7 +158,7 @@ class Scheduler(wiring.Component):
 
         m.d.comb += sleep_read.addr.eq(qpn)
         self._elaborate_turn(m, cfg, sq_fetch, producer, ready_list, qpn, take, turn_busy, turn_write, requeue,
-                             requeue_qpn, sleep_read.data, blocked=sweeping | put | ctx_fetch)
+                             requeue_qpn, sleep_read.data, blocked=sweeping | put | ctx_waits)
 
         with m.If(~turn_write):
             m.d.comb += [

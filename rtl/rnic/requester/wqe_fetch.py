@@ -212,16 +212,17 @@ class WqeFetch(wiring.Component):
         word = self.read.word
         gathered = Signal(UNIT_BITS)  # the words of this unit so far, the newest on top
         beat = Signal(range(beats + 1))
+        unit_ends = Signal(init=beats == 1)  # beat == beats - 1
         count = Signal(range(self._max_units + 1))
         failed = Signal()
         take, unit_done, ends = Signal(), Signal(), Signal()
         m.d.comb += [
             word.ready.eq(piece.valid & ~piece.payload.error & unit.ready & token.ready),
             take.eq(word.ready & word.valid),
-            unit_done.eq(take & (beat == beats - 1)),
+            unit_done.eq(take & unit_ends),
             unit.valid.eq(unit_done),
             unit.payload.eq(Cat(gathered, word.payload.data)[p.data_width :]),
-            ends.eq(Mux(piece.payload.error, piece.valid & token.ready, take & word.payload.last)),
+            ends.eq(piece.valid & token.ready & (piece.payload.error | (unit.ready & word.valid & word.payload.last))),
             piece.ready.eq(ends),
             token.valid.eq(ends & piece.payload.end),
             token.payload.job.eq(piece.payload.job),
@@ -229,7 +230,11 @@ class WqeFetch(wiring.Component):
             token.payload.units.eq(count + unit_done),
         ]
         with m.If(take):
-            m.d.sync += [gathered.eq(unit.payload), beat.eq(Mux(unit_done, 0, beat + 1))]
+            m.d.sync += [
+                gathered.eq(unit.payload),
+                beat.eq(Mux(unit_ends, 0, beat + 1)),
+                unit_ends.eq(1 if beats == 1 else beat == beats - 2),
+            ]
         with m.If(token.valid):
             m.d.sync += [count.eq(0), failed.eq(0)]
         with m.Else():
