@@ -432,7 +432,7 @@ def test_long_flush_lets_others_pass():
             if n == 1:
                 bench.qps[2].retire(1)
                 await bench.respond(ctx, 2, 0)
-        await bench.settle(ctx, 400)
+        await bench.settle(ctx, 700)
         for n in (1, 2, 3):
             await bench.check(ctx, n)
         at = [n for _, n in bench.cqe_times].index(2)

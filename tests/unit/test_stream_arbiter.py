@@ -39,6 +39,7 @@ class Watched(wiring.Component):
 KINDS = {
     "item": lambda shape, n: StreamArbiter(shape, n),
     "item_skid": lambda shape, n: StreamArbiter(shape, n, skid=True),
+    "item_ahead": lambda shape, n: StreamArbiter(shape, n, skid=True, ahead=True),
     "packet": lambda shape, n: PacketArbiter(shape, n),
     "priority": lambda shape, n: PriorityArbiter(shape, n),
     "priority_packet": lambda shape, n: PriorityArbiter(shape, n, packets=True),

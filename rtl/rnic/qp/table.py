@@ -19,7 +19,8 @@ class ContextTable(wiring.Component):
     Ports: ``ctx`` the command engine's bus; ``read_index_<i>`` / ``read_<i>``: a read takes 2 cycles (index in cycle t, record
     stable in cycle t+2; both the memory's output and the port are registered), one per cycle; a write in the cycle of the
     index, or later, is not seen. With ``engine_writes``: ``write_en``, ``write_index``, ``write_words`` (one bit per 32-bit
-    word) and ``write_data``; the engine always wins, the bus waits.
+    word) and ``write_data``; the engine always wins, the bus waits. With ``exclusive`` the owner holds ``ctx.valid`` back while
+    it writes (asserted), and the table is always ready: no path from the engine's decision to the bus.
 
     The bus is broadcast: a table is ready for writes to other tables. Out-of-range indices must not come (asserted).
 
@@ -27,11 +28,12 @@ class ContextTable(wiring.Component):
     """
 
     def __init__(self, p: Params, table: CtxTable | None, struct: Struct, depth: int, *, read_ports: int = 1,
-                 engine_writes: bool = False):  # fmt: skip
+                 engine_writes: bool = False, exclusive: bool = False):  # fmt: skip
         if struct.size % 4:
             raise ValueError(f"{struct.name} has {struct.size} bytes, must be a multiple of 4")
         self.table, self.struct, self.depth = table, struct, depth
         self.read_ports, self.engine_writes = read_ports, engine_writes
+        self.exclusive = exclusive
         self.words = struct.size // 4
         self.index_bits = max(1, (depth - 1).bit_length())
         ports: dict = {"ctx": In(CtxBus(p))}
@@ -62,9 +64,11 @@ class ContextTable(wiring.Component):
             m.d.comb += engine.eq(self.write_en)
         if self.table is not None:
             m.d.comb += mine.eq(bus.table == self.table)
+        if self.exclusive:
+            m.d.sync += Assert(~(bus_write & engine), Format("{} table: written from two sides", self.struct.name))
         m.d.comb += [
-            self.ctx.ready.eq(~mine | ~engine),
-            bus_write.eq(self.ctx.valid & mine & ~engine),
+            self.ctx.ready.eq(1 if self.exclusive else ~mine | ~engine),
+            bus_write.eq(self.ctx.valid & mine & (1 if self.exclusive else ~engine)),
             write.addr.eq(bus.index),
             write.data.eq(bus.data.replicate(self.words)),
         ]

@@ -83,8 +83,9 @@ class Completer(wiring.Component):
     ``landed_count`` 2-cycle read ports; ``cqe``; ``wake``, after WQEs were retired; ``qp_error``; ``free``, first
     packet-store cell of a response not landed; ``bad_response`` pulse; ``probe`` (RESPONSE_IN), ``probe_retired`` (WQE_RETIRED).
 
-    Timing: one answer that retires one WQE per 6 cycles, 3 more while READs are unanswered, 3 for each further WQE; a response
-    with data 7 cycles and its last landing 5; 1 per flushed WQE. A job gives way after ``TURN`` WQEs, unless another did
+    Timing: one answer that retires one WQE per 6 cycles, 3 more while READs are unanswered, 3 for each further WQE, and 3 for
+    each further ACK of the same QP that waits behind and goes on where this one ends; a response with data 7 cycles and its
+    last landing 5; 2 per flushed WQE. A job gives way after ``TURN`` WQEs, unless another did
     already or the next one is of the same QP. A full ``cqe`` stops this block alone. ``landed`` never waits: at most
     ``results_depth`` landings are under way.
     """
@@ -133,6 +134,7 @@ class Completer(wiring.Component):
         self._job_shape = data.StructLayout({
             "kind": JobKind, "qpn": p.qpn_bits, "psn": 24, "opcode": 8, "syndrome": SYNDROME, "index": 16, "status": WcStatus,
             "vendor_err": VendorError, "head": p.cell_bits, "length": 13, "original": 64, "credit": 1,
+            "plain_ack": 1,
         })  # fmt: skip
         self._failed_shape = data.StructLayout({
             "dead": 1, "pending": 1,
@@ -142,7 +144,7 @@ class Completer(wiring.Component):
         })  # fmt: skip
         m.submodules.cfg = self._cfg = ContextTable(p, CtxTable.COMPLETER_CFG, COMPLETER_CFG, p.num_qps)
         m.submodules.hot = self._table = ContextTable(p, CtxTable.COMPLETER_HOT, COMPLETER_HOT, p.num_qps, read_ports=3,
-                                                      engine_writes=True)  # fmt: skip
+                                                      engine_writes=True, exclusive=True)  # fmt: skip
         m.submodules.failed = failed = memory.Memory(shape=self._failed_shape, depth=p.num_qps, init=[])
         m.submodules.outstanding = outstanding = memory.Memory(shape=Outstanding(p), depth=p.num_qps * p.sq_outstanding,
                                                                init=[])  # fmt: skip
@@ -180,6 +182,9 @@ class Completer(wiring.Component):
         self._again_qpn = Signal(p.qpn_bits, name="again_qpn")  # a SWEEP that gave way
         self._again_valid = Signal(name="again_valid")
         self._credit = Signal(name="credit")  # the job may yet start a landing
+        self._take = Signal(name="take")
+        self._giving_way = Signal(name="giving_way")
+        self._absorb = Signal(name="absorb")  # the next job is an ACK that only moves the job's limit
         self._owes_free = Signal(name="owes_free")  # the job's packet-store cells have no new owner
         self._elaborate_ctx(m)
         self._elaborate_results(m)
@@ -192,18 +197,25 @@ class Completer(wiring.Component):
         bus = self.ctx.payload
         is_hot, hold, clear = Signal(), Signal(), Signal()
         self._failed_set = Signal(name="failed_set")
-        same = [
-            self._working & (bus.index == self._job.qpn), self._next_valid & (bus.index == self._next.qpn), self._failed_set,
-            self._again_valid & (bus.index == self._again_qpn), self._results.o.valid,
+        # Compared a cycle ahead: a write that just came, or a QP that just did, waits for the verdict.
+        asked, moved, is_next, is_again = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += [
+            asked.eq(self.ctx.valid & ~self.ctx.ready),
+            moved.eq(self._take | self._giving_way),
+            is_next.eq(bus.index == self._next.qpn),
+            is_again.eq(bus.index == self._again_qpn),
+        ]
+        busy = [
+            ~self._idle, ~asked, moved, self._next_valid & is_next, self._again_valid & is_again, self._results.o.valid,
         ]  # fmt: skip
         m.d.comb += [
             is_hot.eq(bus.table == CtxTable.COMPLETER_HOT),
-            hold.eq(is_hot & Cat(same).any()),
+            hold.eq(is_hot & Cat(busy).any()),  # this engine writes only while it is not idle
             self._cfg.ctx.payload.eq(bus),
             self._cfg.ctx.valid.eq(self.ctx.valid),
             self._table.ctx.payload.eq(bus),
             self._table.ctx.valid.eq(self.ctx.valid & ~hold),
-            self.ctx.ready.eq(self._cfg.ctx.ready & self._table.ctx.ready & ~hold),
+            self.ctx.ready.eq(~hold),
             # Before the table takes the write is soon enough: the QP does not run while a command writes here.
             clear.eq(self.ctx.valid & ~hold & is_hot & (bus.word == 0)),
         ]
@@ -232,7 +244,8 @@ class Completer(wiring.Component):
         """Whose job is next: round robin over the inputs and the sweep that gave way."""
         m.submodules.turn = turn = RoundRobin(5)
         r, f, s, result = self.response, self.failure, self.flush, self._results.o
-        take, room, dropped, returned = Signal(), Signal(), Signal(), Signal()
+        take, room, dropped, returned = self._take, Signal(), Signal(), Signal()
+        eligible = Signal(5)
         under_way = Signal(range(self.results_depth + 1))  # landings, and jobs that may start one
         chosen = Signal(self._job_shape)
 
@@ -243,10 +256,7 @@ class Completer(wiring.Component):
         m.d.comb += [
             room.eq(under_way != self.results_depth),
             dropped.eq(result.valid & ~result.payload.news),
-            turn.requests.eq(Cat(
-                r.valid & room & ~overtakes(r.payload.qpn), f.valid, s.valid & room,
-                result.valid & result.payload.news & ~overtakes(result.payload.qpn), self._again_valid,
-            )),
+            turn.requests.eq(eligible),
             # An ended job that still owns something gives it back in the idle cycle.
             self._start.eq(self._idle & self._next_valid & ~self._owes_free & ~self.free.valid),
             take.eq(turn.requests.any() & (~self._next_valid | self._start)),
@@ -257,7 +267,12 @@ class Completer(wiring.Component):
             result.ready.eq((take & (turn.grant == 3)) | dropped),
             returned.eq(self._idle & self._credit),
         ]  # fmt: skip
-        m.d.sync += under_way.eq(under_way + (r.ready | s.ready) - dropped - returned)
+        # Judged a cycle ahead: what waits stays, and what would change the verdict (a job taken, a sweep that gives way) asks again.
+        m.d.sync += eligible.eq(Mux(take | self._giving_way, 0, Cat(
+            r.valid & room & ~overtakes(r.payload.qpn), f.valid, s.valid & room,
+            result.valid & result.payload.news & ~overtakes(result.payload.qpn), self._again_valid,
+        )))
+        m.d.sync += under_way.eq(under_way + (r.ready | s.ready) - dropped - returned - self._absorb)
         with m.If(self._idle):
             m.d.sync += [self._credit.eq(0), self._owes_free.eq(0)]
         with m.If(self._start):
@@ -271,6 +286,7 @@ class Completer(wiring.Component):
             with m.Case(0):
                 m.d.comb += [
                     chosen.kind.eq(JobKind.RESPONSE), Value.cast(chosen.syndrome).eq(r.payload.syndrome), chosen.credit.eq(1),
+                    chosen.plain_ack.eq((r.payload.opcode == Opcode.RC_ACK.value) & (chosen.syndrome.type == AethType.ACK)),
                     *(chosen[name].eq(r.payload[name]) for name in ("qpn", "psn", "opcode", "head", "length", "original")),
                 ]  # fmt: skip
             with m.Case(1):
@@ -315,13 +331,15 @@ class Completer(wiring.Component):
         hot = Signal(COMPLETER_HOT.layout, name="hot_now")
         failed = Signal(self._failed_shape, name="failed_now")
         failed_read = Signal(self._failed_shape)
-        entry, read = Signal(Outstanding(p)), Signal(ReadEntry(p))
-        index, next_index, send_index = Signal(16), Signal(16), Signal(16)  # counter of the WQE looked at, and + 1
-        ahead, span = Signal(24), Signal(24)  # from una: PSN of the answer, next PSN
+        entry, read = Signal(Outstanding(p), name="entry"), Signal(ReadEntry(p), name="read_entry")
+        index, next_index, send_index = (Signal(16, name=n) for n in ("index", "next_index", "send_index"))  # counter of the WQE looked at, and + 1
+        ahead, span = Signal(24, name="ahead"), Signal(24, name="span")  # from una: PSN of the answer, next PSN
         limit = Signal(24)  # newest PSN that is acknowledged
         reads_open = Signal()  # a READ or ATOMIC is not fully answered
         unlanded = Signal()  # data of a READ or ATOMIC may be on its way to memory
-        flush_left, age, failed_age = Signal(16), Signal(16), Signal(16)
+        flush_left, age, failed_age = (Signal(16, name=n) for n in ("flush_left", "age", "failed_age"))
+        flush_done = Signal()  # a cycle late; no CQE leaves in the cycle behind another
+        m.d.sync += flush_done.eq(flush_left == 0)
         is_ack, is_nak, is_data, is_atomic, known = (
             Signal(name=n) for n in ("is_ack", "is_nak", "is_data", "is_atomic", "known"))  # fmt: skip
         retired = Signal(range(self.TURN + 1))
@@ -350,7 +368,7 @@ class Completer(wiring.Component):
         # ---- output registers
         cqe_free, wake_free, land_free = Signal(), Signal(), Signal()
         for port, free in ((self.cqe, cqe_free), (self.wake, wake_free), (self.land, land_free)):
-            m.d.comb += free.eq(~port.valid | port.ready)
+            m.d.comb += free.eq(~port.valid)
             with m.If(port.ready):
                 m.d.sync += port.valid.eq(0)
         m.d.sync += [self.bad_response.eq(0), self.probe_retired.valid.eq(0), self.probe_retired.event.eq(ProbeEvent.WQE_RETIRED)]
@@ -438,10 +456,28 @@ class Completer(wiring.Component):
         ]
         # ---- the WQE looked at against what is acknowledged
         distance = Signal(24)
-        certain, covered, exact, exists, is_read, failed_here, failed_next = (
+        exists, covered, is_read = Signal(), Signal(), Signal()
+        certain = Signal()  # the WQE's landing says it is done
+        m.d.comb += [
+            distance.eq(limit - entry.last_psn),
+            exists.eq(index != send_index),
+            covered.eq(exists & ~distance[-1]),  # R-RSP-2, R-PSN-2
+            is_read.eq(Cat(entry.opcode == code for code in _READS).any()),  # R-RSP-3
+        ]
+        # ... registered: to be retired, last one that is, acknowledged, not acknowledged while an answer failed it
+        retire_now, exact, lies_behind, failed_by_una, failed_here, failed_next = (
             Signal(name=n)
-            for n in ("certain", "covered", "exact", "exists", "is_read", "failed_here", "failed_next"))  # fmt: skip
-        m.d.comb += distance.eq(limit - entry.last_psn)
+            for n in ("retire_now", "exact", "lies_behind", "failed_by_una", "failed_here", "failed_next"))  # fmt: skip
+        # ---- the next job, where it is an ACK of the same QP that goes on where this one ends
+        absorbable = Signal()
+        after_limit, before_end = Signal(24), Signal(24)
+        m.d.comb += [
+            after_limit.eq(limit - self._next.psn),
+            before_end.eq(self._next.psn - self.hot_psn),  # R-RSP-1
+        ]
+        m.d.sync += absorbable.eq(
+            self._next_valid & self._next.plain_ack & (self._next.qpn == job.qpn) & after_limit[-1] & before_end[-1]
+            & is_ack & from_response & (self.hot_reads == hot.answered) & ~failed.pending & ~self._absorb & ~self._idle)
 
         with m.FSM(name="complete") as fsm:
             m.d.comb += [self._idle.eq(fsm.ongoing("IDLE")), self._working.eq(~fsm.ongoing("IDLE"))]
@@ -503,8 +539,8 @@ class Completer(wiring.Component):
                     with m.Case(JobKind.LANDED):  # R-ORD-5
                         with m.If(alive):
                             m.d.sync += [
-                                hot.landed.eq(hot.landed + 1), certain.eq(1), exists.eq(1), covered.eq(0), is_read.eq(1),
-                                exact.eq(~hot.more), failed_here.eq(0), failed_next.eq(0),
+                                hot.landed.eq(hot.landed + 1), certain.eq(1), retire_now.eq(1), lies_behind.eq(0),
+                                exact.eq(~hot.more), failed_by_una.eq(0), failed_here.eq(0), failed_next.eq(0),
                                 Assert(age == 0, Format("QP {}: WQE {} landed, {} is the oldest", job.qpn, job.index, index)),
                             ]  # fmt: skip
                             m.next = "RETIRE"
@@ -576,9 +612,9 @@ class Completer(wiring.Component):
             with m.State("LOOK"):
                 m.d.sync += [
                     exact.eq(limit == entry.last_psn),  # R-RSP-2
-                    covered.eq(~distance[-1]),  # R-RSP-2, R-PSN-2
-                    is_read.eq(Cat(entry.opcode == code for code in _READS).any()),  # R-RSP-3
-                    exists.eq(index != send_index),
+                    retire_now.eq(certain | (covered & ~is_read)),  # R-RSP-2, R-RSP-3
+                    lies_behind.eq(covered),
+                    failed_by_una.eq(failed.by_una & ~covered),
                     failed_here.eq(failed.pending & ~failed.by_una & (failed.index == index)),  # R-ERR-7
                     failed_next.eq(failed.pending & (failed.by_una | (failed.index == next_index))),
                 ]
@@ -591,7 +627,7 @@ class Completer(wiring.Component):
                 with m.If(failed_here):  # R-ERR-7
                     m.d.sync += [error_status.eq(failed.status), error_vendor.eq(failed.vendor_err)]
                     m.next = "ERROR"
-                with m.Elif(exists & (certain | (covered & ~is_read))):  # R-RSP-2, R-RSP-3
+                with m.Elif(retire_now):
                     with m.If(cqe_free & wake_free):
                         report(WcStatus.SUCCESS, VendorError.NONE, byte_len=entry.length, make_cqe=entry.signaled)  # R-CQ-1
                         m.d.sync += [progress.eq(1), certain.eq(0)]
@@ -599,13 +635,20 @@ class Completer(wiring.Component):
                         with m.If(exact & ~failed_next):
                             finish(next_index, more=0)
                             wake()
+                            with m.If(absorbable & (retired != self.TURN)):
+                                m.d.comb += self._absorb.eq(1)
+                                m.d.sync += [
+                                    self._next_valid.eq(0), hot.more.eq(0), limit.eq(self._next.psn),
+                                    send_index.eq(self.hot_send_index),
+                                ]  # fmt: skip
+                                m.next = "FETCH"
                         with m.Elif(give_way):
                             m.next = "GIVE_WAY"
-                with m.Elif(failed.by_una & ~(covered & exists)):
+                with m.Elif(failed_by_una):
                     m.d.sync += [error_status.eq(failed.status), error_vendor.eq(failed.vendor_err)]
                     m.next = "ERROR"
                 with m.Elif(wake_free):
-                    finish(index, more=hot.more & covered & exists)  # what lies behind a READ that lands is looked at later
+                    finish(index, more=hot.more & lies_behind)  # what lies behind a READ that lands is looked at later
                     with m.If(progress):
                         wake()
             with m.State("ERROR"):
@@ -618,7 +661,7 @@ class Completer(wiring.Component):
                         self._errors.i.valid.eq(1),
                     ]
             with m.State("FLUSH"):
-                with m.If(flush_left == 0):  # R-ERR-4, R-ERR-5
+                with m.If(flush_done):  # R-ERR-4, R-ERR-5
                     finish(index)
                 with m.Elif(give_way):
                     m.next = "BARRIER"  # the rest comes back later
@@ -628,6 +671,7 @@ class Completer(wiring.Component):
             with m.State("GIVE_WAY"):
                 with m.If(wake_free):
                     finish(index)
+                    m.d.comb += self._giving_way.eq(1)
                     m.d.sync += [self._again_qpn.eq(job.qpn), self._again_valid.eq(1)]
                     wake()
         m.d.comb += [

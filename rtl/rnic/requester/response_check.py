@@ -35,7 +35,7 @@ class ResponseCheck(wiring.Component):
     Out: ``accept``, ``final`` (the READ or ATOMIC is answered with it), ``passes`` (it acknowledges SENDs or WRITEs),
     ``next_received``; ``implied``, ``expected`` (PSN - una); ``wrong``, ``status``.
 
-    Timing: outputs are those of the inputs 2 cycles before; two register stages, no control.
+    Timing: outputs are those of the inputs 2 cycles before, of ``opcode`` 3 cycles before; register stages, no control.
     """
 
     def __init__(self, p: Params):
@@ -53,10 +53,11 @@ class ResponseCheck(wiring.Component):
         # ---- what depends on the answer alone
         follows, ends, atomic, with_aeth, data = (
             Signal(name=n) for n in ("follows", "ends", "atomic", "with_aeth", "data"))  # fmt: skip
-        with m.Switch(self.opcode):
+        m.d.sync += [sig.eq(0) for sig in (follows, ends, atomic, with_aeth, data)]
+        with m.Switch(self.opcode):  # a cycle before stage 1
             for code in DATA_OPCODES:
                 with m.Case(code):
-                    m.d.comb += [
+                    m.d.sync += [
                         data.eq(1),
                         atomic.eq(code == Opcode.RC_ATOMIC_ACK.value),
                         follows.eq(code in (_MIDDLE, _LAST)),
@@ -68,15 +69,14 @@ class ResponseCheck(wiring.Component):
         m.d.comb += [pmtu.eq((1 << 7) << self.path_mtu), is_ack_aeth.eq(self.syndrome.type == AethType.ACK)]
         # ---- stage 1: distances, and the checks without any
         gap, remaining = Signal(24, name="gap"), Signal(32, name="remaining")
-        begun, plain, data_1, ends_1, atomic_1, fits_1, empty, full = (
+        plain, data_1, ends_1, atomic_1, fits_1, empty, full = (
             Signal(name=n)
-            for n in ("begun", "plain_ack", "data_1", "ends_1", "atomic_1", "fits_1", "empty", "full"))  # fmt: skip
+            for n in ("plain_ack", "data_1", "ends_1", "atomic_1", "fits_1", "empty", "full"))  # fmt: skip
         started = Signal()
         m.d.comb += started.eq(self.received != 0)
         m.d.sync += [
-            gap.eq(entry.first_psn - self.una),
+            gap.eq(Mux(started, 0, entry.first_psn - self.una)),
             remaining.eq(entry.length - self.received),
-            begun.eq(started),
             plain.eq(~data & is_ack_aeth),
             data_1.eq(data),
             ends_1.eq(ends),
@@ -87,24 +87,25 @@ class ResponseCheck(wiring.Component):
             full.eq(self.length == pmtu),
         ]
         # ---- stage 2: compares
-        at, past, more, rest = (Signal(name=n) for n in ("at", "past", "more", "rest_is_length"))
-        expected_now = Signal(24)
-        m.d.comb += expected_now.eq(Mux(begun, 0, gap))
-        m.d.sync += [
-            self.expected.eq(expected_now),
-            at.eq(self.open & (self.ahead == expected_now)),  # R-RSP-3
-            past.eq(self.open & (self.ahead > expected_now)),  # R-RSP-3, R-RSP-4
+        at, past, more, rest, length_ok = (
+            Signal(name=n) for n in ("at", "past", "more", "rest_is_length", "length_ok"))  # fmt: skip
+        m.d.comb += [
             more.eq((remaining >> 7 >> self.path_mtu).any() & (remaining != pmtu)),  # than one packet holds; R-RSP-5
             rest.eq(remaining == self.length),
-            self.passes.eq(~begun & (gap != 0)),
+        ]
+        m.d.sync += [
+            self.expected.eq(gap),
+            at.eq(self.open & (self.ahead == gap)),  # R-RSP-3
+            past.eq(self.open & (self.ahead > gap)),  # R-RSP-3, R-RSP-4
+            self.implied.eq(self.open & Mux(plain, self.ahead >= gap, self.ahead > gap)),  # R-RSP-3
+            length_ok.eq(Mux(atomic_1, empty, Mux(ends_1, rest & ~more, full & more))),  # R-RSP-5
+            self.passes.eq(gap != 0),
             self.next_received.eq(Mux(ends_1, 0, self.received + pmtu)),
         ]
         # ---- verdict
-        length_ok, fits = Signal(), Signal()
+        fits = Signal()
         m.d.comb += [
-            length_ok.eq(Mux(atomic_1, empty, Mux(ends_1, rest & ~more, full & more))),  # R-RSP-5
             fits.eq(at & fits_1),
-            self.implied.eq(past | (at & plain)),  # R-RSP-3
             self.accept.eq(data_1 & fits & length_ok),
             self.final.eq(ends_1),
             self.wrong.eq(data_1 & ~past & ~(fits & length_ok)),

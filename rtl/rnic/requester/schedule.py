@@ -63,7 +63,7 @@ class Scheduler(wiring.Component):
         m.submodules.producer = producer = ContextTable(p, CtxTable.SQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True)
         m.submodules.ready_list = ready_list = StreamFifo(unsigned(p.qpn_bits), p.num_qps)
         event_shape = data.StructLayout({"qpn": p.qpn_bits, "index": 16, "epoch": 8, "sleep": 1})
-        m.submodules.events = events = StreamArbiter(event_shape, 5, skid=True)
+        m.submodules.events = events = StreamArbiter(event_shape, 5, skid=True, ahead=True)
         m.submodules.in_list = in_list = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
         m.submodules.asleep = asleep = memory.Memory(shape=unsigned(1), depth=p.num_qps, init=[])
         bit_write = in_list.write_port()

@@ -56,12 +56,14 @@ class _Arbiter(wiring.Component):
     _round_robin: bool
     _packets: bool
 
-    def __init__(self, shape, n: int, *, skid: bool = False):
+    def __init__(self, shape, n: int, *, skid: bool = False, ahead: bool = False):
         if n < 1:
             raise ValueError(f"number of inputs is {n}, must be at least 1")
         self.shape = shape
         self.n = n
-        self.skid = skid
+        if ahead and self._packets:
+            raise ValueError("an arbiter of packets cannot choose ahead")
+        self.skid, self.ahead = skid, ahead
         super().__init__({
             "i": In(stream.Signature(shape)).array(n),
             "o": Out(stream.Signature(shape)),
@@ -76,7 +78,10 @@ class _Arbiter(wiring.Component):
         waiting = Signal(self.n)
         choice = Signal(self.n)  # one bit per input, as `grant`
         grant = Signal(self.n)
-        m.d.comb += waiting.eq(Cat(port.valid for port in self.i))
+        if self.ahead:  # who waited, bar the one just served: what waits stays
+            m.d.sync += waiting.eq(Cat(port.valid & ~port.ready for port in self.i))
+        else:
+            m.d.comb += waiting.eq(Cat(port.valid for port in self.i))
 
         if self._round_robin:
             m.submodules.round_robin = round_robin = RoundRobin(self.n)
@@ -128,10 +133,11 @@ class StreamArbiter(_Arbiter):
     """Round robin item by item.
 
     Timing: latency 1 cycle, one item per cycle; an input waits for at most one item of each other input. Order is kept
-    within an input.
+    within an input. With ``ahead`` 2 cycles, and one item per 2 cycles of an input that is alone.
 
     Parameters: ``shape``, the payload; ``n`` >= 1 inputs; ``skid``, two output registers, so that the inputs' ``ready``
-    does not depend on ``o.ready`` combinationally. Raises ValueError.
+    does not depend on ``o.ready`` combinationally; ``ahead``, the choice is among those that waited a cycle before, so that it
+    does not depend on the inputs' ``valid`` combinationally. Raises ValueError.
     Members: ``i``, array of ``n`` streams; ``o``, stream; ``source``, index of the input the item on ``o`` came from.
     """
 
