@@ -15,6 +15,7 @@ from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
 from .memory.dma_read import DmaRead, ReadClient
 from .memory.dma_write import DmaWrite
 from .memory.translate import Translate
+from .qp.broadcast import CtxBroadcast
 from .qp.command import CommandEngine
 from .qp.fence import Access, Fence, Watch
 from .qp.port import PortTable
@@ -185,19 +186,16 @@ class Nic(wiring.Component):
         ]
         return m
 
-    def _broadcast(self, m, source, names: list[str]) -> None:
-        """The context bus reaches every table at once; it is ready when all are (those a write is not for always are)."""
-        sinks = [self._blocks[name].ctx for name in names]
-        for sink in sinks:
-            m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload)]
-        m.d.comb += source.ready.eq(Cat(sink.ready for sink in sinks).all())
-
     def _software_side(self, m):
         b, p = self._blocks, self.p
         csr, command, port, address = b["csr"], b["command"], b["port_table"], b["address_table"]
         wiring.connect(m, wiring.flipped(self.s_axil), csr.axil)
-        self._broadcast(m, command.ctx, ["port_table", "address_table", "scheduler", "segmenter", "gather", "responder",
-                                         "completer", "cqe_writer", "eq_writer", "translate"])  # fmt: skip
+        tables = ["port_table", "address_table", "scheduler", "segmenter", "gather", "responder", "completer", "cqe_writer",
+                  "eq_writer", "translate"]  # fmt: skip
+        m.submodules.contexts = contexts = CtxBroadcast(p, len(tables))
+        wiring.connect(m, command.ctx, contexts.i)
+        for port_of, name in zip(contexts.o, tables, strict=True):
+            wiring.connect(m, port_of, b[name].ctx)
         wiring.connect(m, csr.command, command.command)
         wiring.connect(m, command.result, csr.result)
         m.d.comb += [

@@ -70,7 +70,7 @@ class CqeWriter(wiring.Component):
     event for the CQ's event queue when it is in memory, and disarms. A CQE whose write was answered after the arming always
     does; one that became visible earlier is found by a poll after the arming.
 
-    Timing: one CQE per 5 cycles; translations and writes of several CQEs are under way, in order, so the CQEs of a CQ become
+    Timing: one CQE per 4 cycles; translations and writes of several CQEs are under way, in order, so the CQEs of a CQ become
     visible in order. No more writes are under way than there is room for their responses.
 
     Members: ``cqe``, ``doorbell``, ``ctx``, ``cycle`` (64) in; ``xlate``, ``write`` clients; ``cq_error`` (CQN) stream;
@@ -102,7 +102,8 @@ class CqeWriter(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.cqs = cqs = ContextTable(p, CtxTable.CQ, CQ_CTX, p.num_cqs, read_ports=2, engine_writes=True)
+        m.submodules.cqs = cqs = ContextTable(p, CtxTable.CQ, CQ_CTX, p.num_cqs, read_ports=2, engine_writes=True,
+                                              exclusive=True)  # fmt: skip
         m.submodules.consumers = consumers = ContextTable(p, CtxTable.CQ_CONSUMER, CQ_CONSUMER, p.num_cqs, read_ports=2,
                                                           engine_writes=True)  # fmt: skip
         m.submodules.translate = translate = OrderedXlate(p, TAG_BITS, _Item(p))
@@ -155,16 +156,19 @@ class CqeWriter(wiring.Component):
             cqs.read(1)[0].eq(visible.p.cqn),
             consumers.read(1)[0].eq(visible.p.cqn),
             self.event.p.type.eq(EventType.COMPLETION),
-            fires.eq((eqn != NO_EQ) & ((arm == ARM_NEXT) | ((arm == ARM_SOLICITED) & visible.p.solicited))),  # R-CQ-5
         ]
         with m.FSM(name="notify"):
             with m.State("Idle"):
                 with m.If(visible.valid & ~self.event.valid):
                     m.next = "Read"
             with m.State("Read"):
+                m.next = "Judge"
+            with m.State("Judge"):
+                m.d.sync += fires.eq(
+                    (eqn != NO_EQ) & ((arm == ARM_NEXT) | ((arm == ARM_SOLICITED) & visible.p.solicited)))  # R-CQ-5
                 m.next = "Decide"
             with m.State("Decide"):
-                # An arming between the read and now counts for the next CQE; this one was visible before it.
+                # An arming between the read and now gets the event of this CQE, which was visible before it.
                 m.d.comb += [visible.ready.eq(1), self._disarm.eq(fires)]
                 m.d.sync += [self.event.valid.eq(fires), self.event.p.eqn.eq(eqn), self.event.p.id.eq(visible.p.cqn)]
                 m.next = "Idle"
@@ -179,26 +183,27 @@ class CqeWriter(wiring.Component):
         failing = Signal()  # a failed CQE's CQ goes to error
         start = Signal()
         working = Signal()
-        conflict = Signal()
+        asks = Signal()  # a command writes to a CQ: the engine comes to rest and lets it
         credits = self._credits
         spent = self._spent = Signal(name="spent")
         used = Signal(24)  # CQEs in the ring
         mask, size = Signal(24), Signal(24)  # ring size - 1, ring size
         full = Signal()
+        is_cq, hold = Signal(), Signal()
         context, consumer = cqs.read(0)[1], consumers.read(0)[1]
         write, bus = cqs.write_data, self.ctx.payload
 
         m.d.comb += [
             offered_cqn.eq(Mux(failures.o.valid, failures.o.payload, self.cqe.p.cqn)),
-            start.eq(~working & (failures.o.valid | (self.cqe.valid & (credits != 0)))),
+            start.eq(~working & ~asks & (failures.o.valid | (self.cqe.valid & (credits != 0)))),
             cqs.read(0)[0].eq(Mux(working, cqn, offered_cqn)),
             consumers.read(0)[0].eq(Mux(working, cqn, offered_cqn)),
             # A command's write must not fall between the read and the write of this engine.
-            conflict.eq((bus.table == CtxTable.CQ) & (
-                (start & (bus.index[: len(cqn)] == offered_cqn)) | (working & (bus.index[: len(cqn)] == cqn)))),
-            self.ctx.ready.eq(~conflict & cqs.ctx.ready & consumers.ctx.ready),
-            cqs.ctx.valid.eq(self.ctx.valid & ~conflict),
-            consumers.ctx.valid.eq(self.ctx.valid & ~conflict),
+            is_cq.eq(bus.table == CtxTable.CQ),
+            hold.eq(is_cq & (working | ~asks)),
+            self.ctx.ready.eq(~hold & consumers.ctx.ready),
+            cqs.ctx.valid.eq(self.ctx.valid & ~hold),
+            consumers.ctx.valid.eq(self.ctx.valid),
             cqs.ctx.payload.eq(bus),
             consumers.ctx.payload.eq(bus),
             cqs.write_index.eq(cqn),
@@ -210,6 +215,7 @@ class CqeWriter(wiring.Component):
             full.eq((used & ~mask).any()),  # R-CQ-6
         ]
         m.d.sync += [
+            asks.eq(self.ctx.valid & is_cq & ~self.ctx.ready),
             credits.eq(credits - spent + self._returned),
             Assert(credits + self._returned <= self.under_way + spent, Format("CQE writer: {} credits", credits)),
         ]
@@ -225,6 +231,11 @@ class CqeWriter(wiring.Component):
             cqe.phase.eq(~(context.producer & size).any()),  # R-CQ-9: the bit above the index, inverted
             asked.payload.eq(held),
         ]
+        asked_valid = Signal()
+        m.d.comb += asked.valid.eq(asked_valid)
+        with m.If(asked.ready):
+            m.d.sync += asked_valid.eq(0)
+        m.d.sync += self.overflow.eq(0)
         with m.FSM(name="cqe_writer") as fsm:
             m.d.comb += working.eq(~fsm.ongoing("Idle"))
             with m.State("Idle"):
@@ -239,39 +250,28 @@ class CqeWriter(wiring.Component):
                              size.eq(1 << context.log_size)]
                 m.next = "Decide"
             with m.State("Decide"):
-                m.d.sync += [
-                    held.ring.eq(1),
-                    held.key.eq(p.tpt_cq_base + cqn),
-                    held.pd.eq(0),
-                    held.rights.eq(0),
-                    held.va.eq((context.producer & mask) << CQE_LOG_BYTES),
-                    held.length.eq(CQE_BYTES),
-                    held.meta.cqn.eq(cqn),
-                    held.meta.cqe.eq(cqe),
-                ]
+                with m.If(~asked_valid):
+                    m.d.sync += [
+                        held.ring.eq(1),
+                        held.key.eq(p.tpt_cq_base + cqn),
+                        held.pd.eq(0),
+                        held.rights.eq(0),
+                        held.va.eq((context.producer & mask) << CQE_LOG_BYTES),
+                        held.length.eq(CQE_BYTES),
+                        held.meta.cqn.eq(cqn),
+                        held.meta.cqe.eq(cqe),
+                    ]
                 with m.If(~context.valid):
                     m.d.comb += self.cqe.ready.eq(~failing)
                     m.next = "Idle"
                 with m.Elif(failing | full):
                     # R-CQ-6. Nothing in memory changes.
-                    m.d.comb += [
-                        self.cqe.ready.eq(~failing),
-                        self.overflow.eq(~failing),
-                        cqs.write_en.eq(1),
-                        cqs.write_words.eq(1),
-                    ]
+                    m.d.comb += [self.cqe.ready.eq(~failing), cqs.write_en.eq(1), cqs.write_words.eq(1)]
+                    m.d.sync += self.overflow.eq(~failing)
                     m.next = "Error"
-                with m.Else():
-                    m.d.comb += [
-                        self.cqe.ready.eq(1),
-                        spent.eq(1),
-                        cqs.write_en.eq(1),
-                        cqs.write_words.eq(2),
-                    ]
-                    m.next = "Ask"
-            with m.State("Ask"):
-                m.d.comb += asked.valid.eq(1)
-                with m.If(asked.ready):
+                with m.Elif(~asked_valid):  # else translation has not even taken the one before
+                    m.d.comb += [self.cqe.ready.eq(1), spent.eq(1), cqs.write_en.eq(1), cqs.write_words.eq(2)]
+                    m.d.sync += asked_valid.eq(1)
                     m.next = "Idle"
             with m.State("Error"):
                 m.d.comb += errors.i.valid.eq(1)
@@ -314,6 +314,21 @@ class CqeWriter(wiring.Component):
             answer.ready.eq(finish | bad_answer),
             self._answered.eq(answer.ready),
             self.write.accepted.ready.eq(1),
+            self._visible.i.valid.eq(responded & ~done.payload),
+            self._visible.i.p.cqn.eq(pending.o.p.cqn),
+            self._visible.i.p.solicited.eq(pending.o.p.solicited),
+            pending.o.ready.eq(done.valid & self._visible.i.ready),
+            failures.i.valid.eq(bad_write | bad_answer),
+            failures.i.payload.eq(Mux(bad_write, pending.o.p.cqn, answer.p.meta.cqn)),
+            self.probe.valid.eq(responded & ~done.payload),
+            self.probe.event.eq(ProbeEvent.CQE_WRITTEN),
+            self.probe.qpn.eq(pending.o.p.qpn),
+            self.probe.index.eq(pending.o.p.index),
+            self.probe.opcode.eq(pending.o.p.opcode),
+            self.probe.length.eq(pending.o.p.status),
+        ]
+        m.d.sync += [
+            self._returned.eq(responded + bad_answer),
             pending.i.valid.eq(finish),
             pending.i.p.cqn.eq(answer.p.meta.cqn),
             pending.i.p.qpn.eq(cqe.qpn),
@@ -321,19 +336,6 @@ class CqeWriter(wiring.Component):
             pending.i.p.opcode.eq(cqe.opcode),
             pending.i.p.status.eq(cqe.status),
             pending.i.p.solicited.eq(((cqe.flags & CqeFlags.SOLICITED.value) != 0) | (cqe.status != WcStatus.SUCCESS)),
-            self._visible.i.valid.eq(responded & ~done.payload),
-            self._visible.i.p.cqn.eq(pending.o.p.cqn),
-            self._visible.i.p.solicited.eq(pending.o.p.solicited),
-            pending.o.ready.eq(done.valid & self._visible.i.ready),
-            failures.i.valid.eq(bad_write | bad_answer),
-            failures.i.payload.eq(Mux(bad_write, pending.o.p.cqn, answer.p.meta.cqn)),
-            self._returned.eq(responded + bad_answer),
-            self.probe.valid.eq(responded & ~done.payload),
-            self.probe.event.eq(ProbeEvent.CQE_WRITTEN),
-            self.probe.qpn.eq(pending.o.p.qpn),
-            self.probe.index.eq(pending.o.p.index),
-            self.probe.opcode.eq(pending.o.p.opcode),
-            self.probe.length.eq(pending.o.p.status),
         ]
         with m.If(answer.ready):
             m.d.sync += [commanded.eq(0), sent.eq(0)]
