@@ -4,11 +4,12 @@ from amaranth import *
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .abi import ADDRESS_CTX, COUNTERS, CSR_ADDR_BITS, CtxTable
+from .abi import ADDRESS_CTX, COUNTERS, CSR_ADDR_BITS, WATCHED, CtxTable
 from .completion.cqe import CqeWriter
 from .completion.eq import EqWriter
 from .config import Params
 from .debug.counters import Counters
+from .debug.watchdog import Watchdog
 from .host.csr import Csr
 from .host.reset import DeviceReset, FrameDrop, FrameGate, HostGate
 from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
@@ -100,6 +101,7 @@ class Nic(wiring.Component):
             "port_table": PortTable(p),
             "address_table": ContextTable(p, CtxTable.ADDRESS, ADDRESS_CTX, p.num_qps, read_ports=2),
             "counters": Counters(len(COUNTERS)),
+            "watchdog": Watchdog([name for name, _doc in WATCHED]),
             # transmit street
             "scheduler": Scheduler(p),
             "wqe_fetch": wqe_fetch,
@@ -140,6 +142,7 @@ class Nic(wiring.Component):
         self._receive(m)
         self._memory(m)
         self._count(m)
+        self._watch(m)
         self._fence(m)
         if self.probe_names:
             probes = {
@@ -374,6 +377,40 @@ class Nic(wiring.Component):
         }
         for i, (name, _doc) in enumerate(COUNTERS):
             m.d.comb += b["counters"].pulses[i].eq(pulses[name])
+
+    def _watch(self, m):
+        """What the watchdog looks at, `abi.WATCHED`."""
+        b, axi = self._blocks, self.m_axi
+        csr, watchdog = b["csr"], b["watchdog"]
+        streams = {
+            "context_write": b["command"].ctx, "doorbell_sq": csr.doorbell_sq, "doorbell_rq": csr.doorbell_rq,
+            "doorbell_cq": csr.doorbell_cq, "wqe": b["wqe_fetch"].wqe, "tx_job": b["segmenter"].job,
+            "tx_segment": b["segmenter"].segment, "tx_header": b["gather"].header, "ack_header": b["ack_sender"].header,
+            "response_header": b["responder"].response_header, "frame": b["builder"].frame, "rx_header": b["parser"].hdr,
+            "rx_payload": b["parser"].payload, "request": b["filter"].request, "response": b["filter"].response,
+            "land": b["completer"].land, "ack": b["responder"].ack, "free": b["responder"].free,
+            "send_failure": b["completer"].failure, "sq_flush": b["scheduler"].flush, "rq_flush": b["responder"].flush,
+            "cqe": b["cqe_writer"].cqe, "event": b["eq_writer"].event, "qp_error": b["command"].qp_error,
+            "walk": b["translate"].walk.command,
+        }  # fmt: skip
+        jobs: dict[str, Value] = {name: port.valid & ~port.ready for name, port in streams.items()}
+        for name in ("net_tx", "net_rx"):
+            jobs[name] = self._core[name].tvalid & ~self._core[name].tready
+        for name, begin, end in (
+            ("host_read", axi.arvalid & axi.arready, axi.rvalid & axi.rready),
+            ("host_write", axi.awvalid & axi.awready, axi.bvalid & axi.bready),
+        ):
+            open_bursts = Signal(16, name=f"open_{name}")
+            ends = end & axi.rlast if name == "host_read" else end
+            m.d.sync += open_bursts.eq(open_bursts + begin - ends)
+            jobs[name] = (open_bursts != 0) & ~end
+        jobs["command"] = csr.busy & ~csr.result.valid
+        m.d.comb += [
+            *(watchdog.waiting[i].eq(jobs[name]) for i, (name, _doc) in enumerate(WATCHED)),
+            watchdog.limit.eq(csr.watchdog_limit),
+            watchdog.clear.eq(csr.watchdog_clear),
+            csr.watchdog.eq(Cat(watchdog.index, Const(0, 23), watchdog.tripped)),
+        ]
 
     def _fence(self, m):
         """What a command that ends something waits for (`qp.fence`): phase, items that can be in front of the stream, stream."""

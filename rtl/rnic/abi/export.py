@@ -36,6 +36,7 @@ def c_header() -> str:
         f"#define RNIC_COUNTER_{name.upper()} 0x{registers.COUNTER_BASE + 4 * i:X} /* {doc} */"
         for i, (name, doc) in enumerate(registers.COUNTERS)
     ]
+    out += [f"#define RNIC_WATCHED_{name.upper()} {i} /* {doc} */" for i, (name, doc) in enumerate(registers.WATCHED)]
     for enum in ENUMS:
         out.append("")
         out.append(f"/* {(enum.__doc__ or '').strip().splitlines()[0]} */")
@@ -63,6 +64,8 @@ def markdown() -> str:
     out += [f"| {d} | 0x{getattr(registers, d):X} + 4 * id |" for d in _DOORBELLS]
     out += ["", "## Counters", "", "| offset | name | what |", "|---|---|---|"]
     out += [f"| 0x{registers.COUNTER_BASE + 4 * i:X} | {n} | {doc} |" for i, (n, doc) in enumerate(registers.COUNTERS)]
+    out += ["", "## Watched by the watchdog", "", "| index | name | what |", "|---|---|---|"]
+    out += [f"| {i} | {n} | {doc} |" for i, (n, doc) in enumerate(registers.WATCHED)]
     for enum in ENUMS:
         out += ["", f"## {enum.__name__}", "", " ".join((enum.__doc__ or "").split()), "", "| value | name |", "|---|---|"]
         out += [f"| {int(m.value):#x} | {m.name} |" for m in enum]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ABI_VERSION", "COUNTERS", "COUNTER_BASE", "CSR_ADDR_BITS", "DB_CQ", "DB_EQ", "DB_RQ", "DB_SQ", "DB_SRQ", "MAGIC",
-    "MAILBOX_BASE", "MAILBOX_WORDS", "REGISTERS", "Register", "register",
+    "MAILBOX_BASE", "MAILBOX_WORDS", "REGISTERS", "WATCHDOG_CYCLES", "WATCHED", "Register", "register",
 ]  # fmt: skip
 
 MAGIC = 0x434E4952  # "RNIC" in ASCII, little-endian
@@ -13,6 +13,7 @@ CSR_ADDR_BITS = 20
 MAILBOX_BASE = 0x400
 MAILBOX_WORDS = 64
 COUNTER_BASE = 0x800
+WATCHDOG_CYCLES = 1 << 17  # a host or a peer that takes longer than this for one beat is a fault to be named
 
 # Doorbell pages: address = base + 4 * id. The datum is the producer counter; for a CQ or an EQ bits 29:0 are the consumer
 # counter and bits 31:30 the arm code (CQ: 0 no change, 1 next CQE, 2 next solicited CQE or error; EQ: bit 31 arms).
@@ -57,6 +58,8 @@ REGISTERS = [
     Register("IRQ_MASK", 0x110, "RW", "one bit per EQ, 1 lets the interrupt out"),
     Register("CYCLE_LO", 0x114, "RO", "cycle counter, low word; reading latches the high word"),
     Register("CYCLE_HI", 0x118, "RO", "cycle counter, high word as latched"),
+    Register("WATCHDOG_LIMIT", 0x11C, "RW", "cycles a stream or a job may wait before the watchdog names it; 0 turns it off"),
+    Register("WATCHDOG", 0x120, "W1C", "bit 31 tripped (writing 1 clears it), bits 7:0 who: index into WATCHED"),
     Register("CMD_OP", 0x200, "RW", "writing a command code (abi.commands.Command) starts it; operands lie in the mailbox"),
     Register("CMD_STATUS", 0x204, "RO", "bit 31 busy; bits 7:0 abi.commands.CmdStatus of the last command"),
 ]
@@ -90,6 +93,41 @@ COUNTERS = [
     ("rx_qp_error_drop", "packets dropped because their QP went to ERR before them"),
     ("tlb_hits", "translations answered by the cache or a contiguous region"),
     ("tlb_misses", "translations that read a page table"),
+]
+
+# What the watchdog looks at, by index in the WATCHDOG register. A stream waits while its item is not taken, a job while it is
+# under way and does not end.
+WATCHED = [
+    ("command", "job: a command of the mailbox"),
+    ("context_write", "a write of the command engine to the context tables"),
+    ("doorbell_sq", "send doorbells at the scheduler"),
+    ("doorbell_rq", "receive doorbells at the responder"),
+    ("doorbell_cq", "CQ doorbells at the CQE writer"),
+    ("wqe", "fetched send WQEs at the segmenter"),
+    ("tx_job", "packets to be built at the payload fetch"),
+    ("tx_segment", "pieces of payload at the payload fetch"),
+    ("tx_header", "request headers at the transmit arbiter"),
+    ("ack_header", "ACK headers at the transmit arbiter"),
+    ("response_header", "READ response headers at the transmit arbiter"),
+    ("frame", "beats of built frames"),
+    ("net_tx", "beats at the port net_tx"),
+    ("net_rx", "beats at the port net_rx"),
+    ("rx_header", "parsed headers at the filter"),
+    ("rx_payload", "payload beats at the packet store"),
+    ("request", "requests at the responder"),
+    ("response", "responses at the completer"),
+    ("land", "READ data on its way to memory"),
+    ("ack", "ACKs at the ACK sender"),
+    ("free", "cells on their way back to the packet store"),
+    ("send_failure", "failed send WQEs at the completer"),
+    ("sq_flush", "flushes of send queues at the completer"),
+    ("rq_flush", "flushes of receive queues at the responder"),
+    ("cqe", "CQEs at the CQE writer"),
+    ("event", "events at the EQE writer"),
+    ("qp_error", "QPs in error at the command engine"),
+    ("walk", "page-table reads"),
+    ("host_read", "job: a read burst without data"),
+    ("host_write", "job: a write burst without response"),
 ]
 
 

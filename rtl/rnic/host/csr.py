@@ -41,8 +41,9 @@ class Csr(wiring.Component):
     Ports besides: ``doorbell_sq``, ``_rq``, ``_cq``, ``_eq``; ``counter_index`` and, two cycles later, ``counter_value``
     (`debug.counters.Counters`); ``eq_event`` pulses set bits of IRQ_CAUSE; ``irq``, one line per EQ, cause & mask; ``fatal``,
     ``reset_busy`` read in STATUS; ``reset_request`` pulses when software writes CONTROL bit 0 (the top does the reset);
-    ``cycle``, cycles since reset; ``timer_scale``. While ``reset_busy``, doorbells and commands are dropped, and the registers
-    software sets have their reset values.
+    ``cycle``, cycles since reset; ``timer_scale``; ``busy``, a command is under way; ``watchdog_limit``, ``watchdog_clear`` and
+    ``watchdog``, the value of the WATCHDOG register (`debug.watchdog.Watchdog`). While ``reset_busy``, doorbells and commands
+    are dropped, and the registers software sets have their reset values.
 
     Timing: a write takes 3 cycles from its last channel to BVALID plus the wait for the doorbell's stream; a read 5 cycles.
     """
@@ -72,6 +73,10 @@ class Csr(wiring.Component):
             "fatal": In(1),
             "reset_busy": In(1),
             "reset_request": Out(1),
+            "watchdog_limit": Out(32, init=abi.WATCHDOG_CYCLES),
+            "watchdog_clear": Out(1),
+            "watchdog": In(32),
+            "busy": Out(1),
             "cycle": Out(64),
             "timer_scale": Out(32, init=timer_scale(p.config.clock_hz)),
         })
@@ -88,7 +93,7 @@ class Csr(wiring.Component):
         self._writes(m)
         self._reads(m)
 
-        m.d.comb += [self.command.payload.eq(self._code), self.result.ready.eq(1)]
+        m.d.comb += [self.busy.eq(self._busy), self.command.payload.eq(self._code), self.result.ready.eq(1)]
         with m.If(self.command.valid & self.command.ready):
             m.d.sync += self.command.valid.eq(0)
         with m.If(self.result.valid):
@@ -96,7 +101,7 @@ class Csr(wiring.Component):
         with m.If(self.reset_busy):
             m.d.sync += [
                 self._busy.eq(0), self._status.eq(0), self.command.valid.eq(0), self._cause.eq(0), self._mask.eq(0),
-                self.timer_scale.eq(self.timer_scale.init),
+                self.timer_scale.eq(self.timer_scale.init), self.watchdog_limit.eq(self.watchdog_limit.init),
             ]  # fmt: skip
         return m
 
@@ -171,6 +176,7 @@ class Csr(wiring.Component):
         cause_clear = Signal(self.p.num_eqs)
         m.d.sync += [
             self.reset_request.eq(0),
+            self.watchdog_clear.eq(0),
             self._cause.eq(self._cause & ~cause_clear | self.eq_event),
         ]
         with m.If(write):
@@ -183,6 +189,10 @@ class Csr(wiring.Component):
                     m.d.comb += cause_clear.eq((datum & strobed)[: self.p.num_eqs])
                 with m.Case(register("IRQ_MASK") // 4):
                     m.d.sync += self._mask.eq(merged(self._mask))
+                with m.Case(register("WATCHDOG_LIMIT") // 4):
+                    m.d.sync += self.watchdog_limit.eq(merged(self.watchdog_limit))
+                with m.Case(register("WATCHDOG") // 4):
+                    m.d.sync += self.watchdog_clear.eq(datum[31] & strobes[3])
                 with m.Case(register("CMD_OP") // 4):
                     with m.If(full & ~self._busy):
                         m.d.sync += [
@@ -216,6 +226,7 @@ class Csr(wiring.Component):
         values = constants | {
             "CONTROL": 0, "STATUS": Cat(self.fatal, self.reset_busy), "TIMER_SCALE": self.timer_scale, "IRQ_CAUSE": self._cause,
             "IRQ_MASK": self._mask, "CYCLE_LO": self.cycle[:32], "CYCLE_HI": cycle_high, "CMD_OP": self._code,
+            "WATCHDOG_LIMIT": self.watchdog_limit, "WATCHDOG": self.watchdog,
             "CMD_STATUS": Cat(self._status, Const(0, 23), self._busy),
         }  # fmt: skip
 

@@ -267,7 +267,7 @@ class Completer(wiring.Component):
             result.ready.eq((take & (turn.grant == 3)) | dropped),
             returned.eq(self._idle & self._credit),
         ]  # fmt: skip
-        # Judged a cycle ahead: what waits stays, and what would change the verdict (a job taken, a sweep that gives way) asks again.
+        # Judged a cycle ahead: what waits stays; what would change the verdict (a job taken, a sweep that gives way) asks again.
         m.d.sync += eligible.eq(Mux(take | self._giving_way, 0, Cat(
             r.valid & room & ~overtakes(r.payload.qpn), f.valid, s.valid & room,
             result.valid & result.payload.news & ~overtakes(result.payload.qpn), self._again_valid,
@@ -332,7 +332,8 @@ class Completer(wiring.Component):
         failed = Signal(self._failed_shape, name="failed_now")
         failed_read = Signal(self._failed_shape)
         entry, read = Signal(Outstanding(p), name="entry"), Signal(ReadEntry(p), name="read_entry")
-        index, next_index, send_index = (Signal(16, name=n) for n in ("index", "next_index", "send_index"))  # counter of the WQE looked at, and + 1
+        # counter of the WQE looked at, and + 1; of the next WQE to be sent
+        index, next_index, send_index = (Signal(16, name=n) for n in ("index", "next_index", "send_index"))
         ahead, span = Signal(24, name="ahead"), Signal(24, name="span")  # from una: PSN of the answer, next PSN
         limit = Signal(24)  # newest PSN that is acknowledged
         reads_open = Signal()  # a READ or ATOMIC is not fully answered
