@@ -29,6 +29,7 @@ from .requester.wqe_fetch import WqeFetch
 from .responder.responder import Responder
 from .rx.eth_fifo import EthFifo
 from .rx.filter import Filter
+from .rx.intake import Intake
 from .rx.parse import Parser
 from .stream.arbiter import StreamArbiter
 from .stream.packet_store import PacketStore
@@ -37,6 +38,7 @@ from .tx.arbiter import TxArbiter
 from .tx.build import Builder
 from .tx.eth_merge import EthMerge
 from .tx.gather import Gather
+from .tx.turn import FrameTurn
 
 __all__ = ["AxiStreamSignature", "Nic"]
 
@@ -281,26 +283,33 @@ class Nic(wiring.Component):
         wiring.connect(m, b["responder"].response_payload, arbiter.payload_i[2])
         wiring.connect(m, arbiter.header, builder.header)
         wiring.connect(m, arbiter.payload, builder.payload)
-        wiring.connect(m, builder.frame, b["eth_merge"].roce)
+        # frames to the own address come back to the receive street
+        m.submodules.turn = turn = self._turn = FrameTurn(p.data_width, b["parser"].eth_depth)
+        wiring.connect(m, builder.frame, turn.frame)
+        m.d.comb += turn.own.eq(builder.own)
+        wiring.connect(m, turn.wire, b["eth_merge"].roce)
         _from_axis(m, self._core["eth_tx"], b["eth_merge"].eth)
         _to_axis(m, b["eth_merge"].o, self._core["net_tx"])
 
     def _receive(self, m):
         b, p = self._blocks, self.p
         parser, store, filt, responder = b["parser"], b["packet_store"], b["filter"], b["responder"]
+        m.submodules.intake = intake = Intake(p.data_width)
+        wiring.connect(m, self._turn.loop, intake.loop)
+        wiring.connect(m, intake.o, parser.i)
         if p.rx_drop:
             # two largest frames ahead of the parser, which stalls only for as long as the street behind it is full
-            m.submodules.intake = intake = EthFifo(p.data_width, parser.eth_depth)
-            axis, beat = self._core["net_rx"], intake.beat
+            m.submodules.rx_fifo = fifo = EthFifo(p.data_width, parser.eth_depth)
+            axis, beat = self._core["net_rx"], fifo.beat
             m.d.comb += [
-                axis.tready.eq(1), intake.valid.eq(axis.tvalid), beat.data.eq(axis.tdata), beat.keep.eq(axis.tkeep),
-                beat.last.eq(axis.tlast), beat.err.eq(axis.tlast & axis.tuser), intake.commit.eq(1),
+                axis.tready.eq(1), fifo.valid.eq(axis.tvalid), beat.data.eq(axis.tdata), beat.keep.eq(axis.tkeep),
+                beat.last.eq(axis.tlast), beat.err.eq(axis.tlast & axis.tuser), fifo.commit.eq(1),
             ]  # fmt: skip
-            self._intake_overflow = intake.overflow & axis.tvalid & axis.tlast
-            wiring.connect(m, intake.o, parser.i)
+            self._intake_overflow = fifo.overflow & axis.tvalid & axis.tlast
+            wiring.connect(m, fifo.o, intake.wire)
         else:
             self._intake_overflow = Const(0)
-            _from_axis(m, self._core["net_rx"], parser.i)
+            _from_axis(m, self._core["net_rx"], intake.wire)
         wiring.connect(m, parser.hdr, filt.hdr)
         wiring.connect(m, parser.payload, store.i)
         wiring.connect(m, store.handle, filt.handle)
@@ -361,7 +370,7 @@ class Nic(wiring.Component):
         pulses |= {
             "rx_frames": accepted,
             "rx_eth_frames": eth.valid & eth.ready & eth.payload.last,
-            "rx_no_space": pulses["rx_no_space"] | self._intake_overflow,
+            "rx_no_space": pulses["rx_no_space"] | self._intake_overflow | self._turn.overflow,
             "rx_duplicate": responder.duplicate,
             "rx_out_of_sequence": responder.out_of_sequence,
             "rx_bad_response": b["completer"].bad_response,

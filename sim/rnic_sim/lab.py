@@ -132,7 +132,7 @@ class Lab:
 
     def connect(self, first: QP, second: QP, *, mtu: int = 1024, psns: tuple[int, int] = (0x111000, 0x222000), gid: int = 0,
                 access: AccessFlags | int = 15, **attributes) -> None:  # fmt: skip
-        """Bring two QPs (of machine 0 and 1) to RTS, each other's peer. ``attributes`` go to both `QPAttr`s.
+        """Bring two QPs (of two machines or of one) to RTS, each other's peer. ``attributes`` go to both `QPAttr`s.
 
         Attributes of the address vector (``traffic_class``, ``flow_label``, ``hop_limit``) are taken out of them.
         """
@@ -146,10 +146,10 @@ class Lab:
             qp.to_rts(attr)
 
     def rc_pair(self, *, cap: QPCap | None = None, cqe: int = 64, mtu: int = 1024, sq_sig_all: bool = False,
-                **kwargs) -> tuple[QP, QP]:  # fmt: skip
-        """A connected RC QP on machine 0 and one on machine 1, each with a PD and one CQ for both queues of its own."""
+                hosts: tuple[int, int] = (0, 1), **kwargs) -> tuple[QP, QP]:  # fmt: skip
+        """Two connected RC QPs on the machines ``hosts``, each with a PD and one CQ for both queues of its own."""
         pair = []
-        for context in self.contexts[:2]:
+        for context in (self.contexts[host] for host in hosts):
             cq = CQ(context, cqe)
             pair.append(QP(PD(context), QPInitAttr(cq, cq, QPType.RC, cap or QPCap(), sq_sig_all)))
         self.connect(pair[0], pair[1], mtu=mtu, **kwargs)

@@ -190,7 +190,8 @@ class Builder(wiring.Component):
 
     ``header`` takes a `TxHeader`; ``payload`` exactly one packed packet of ``length`` bytes for a header with length, none
     for one without. A payload packet that ends with ``err`` cuts its frame short, ``frame`` then ends with ``err``: whoever
-    is behind drops it. UD headers: see `HeaderAssembler`.
+    is behind drops it. ``own``, with every beat of a frame: it goes to the MAC it comes from. UD headers: see
+    `HeaderAssembler`.
 
     The address context of ``header.qpn`` is read through ``addr_index`` / ``addr`` (2 cycles, stays while the index stays:
     a `ContextTable` read port); ``gid`` and ``pkey`` follow ``gid_index`` and ``pkey_index`` in the same cycle.
@@ -213,6 +214,7 @@ class Builder(wiring.Component):
             "gid_index": Out(p.gid_bits), "gid": In(GID_ENTRY.layout),
             "pkey_index": Out(p.pkey_bits), "pkey": In(16),
             "frame": Out(stream.Signature(Beat(p.data_width))),
+            "own": Out(1),
             "probe": Out(Probe()),
         })  # fmt: skip
 
@@ -240,6 +242,17 @@ class Builder(wiring.Component):
             checksums.i.payload.eq(headers.checksum),
         ]
         m.d.sync += Assert(~checksums.i.valid | checksums.i.ready, "Builder: more checksums than frames")
+        m.submodules.owns = owns = StreamFifo(1, _FRAMES)
+        m.d.comb += [
+            owns.i.valid.eq(headers.o.valid & headers.o.ready),
+            owns.i.payload.eq(headers.o.payload.own),
+            owns.o.ready.eq(self.frame.valid & self.frame.ready & self.frame.payload.last),
+            self.own.eq(owns.o.payload),
+        ]
+        m.d.sync += [
+            Assert(~owns.i.valid | owns.i.ready, "Builder: more frames under way than expected"),
+            Assert(~self.frame.valid | owns.o.valid, "Builder: a frame without destination"),
+        ]
 
         if not p.probe:
             wiring.connect(m, headers.o, merge.header)

@@ -51,6 +51,7 @@ class FrameHeader(data.StructLayout):
             "end": range((MAX_HEADER_BYTES + MAX_PMTU + h.ICRC_BYTES) // 4 + 1),
             "vlan": 1,
             "ipv6": 1,
+            "own": 1,  # the frame goes to the MAC it comes from
             "qpn": p.qpn_bits,
             "psn": 24,
             "opcode": 8,
@@ -217,6 +218,7 @@ class HeaderAssembler(wiring.Component):
             out.end.eq(end + vlan),
             out.vlan.eq(vlan),
             out.ipv6.eq(ipv6),
+            out.own.eq(macs[:48] == macs[48:]),
             out.qpn.eq(identity.qpn), out.psn.eq(identity.psn), out.opcode.eq(identity.opcode),
             out.length.eq(identity.length),
         ]  # fmt: skip
