@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Any
 
-from amaranth.hdl import Fragment
+from amaranth.hdl import Fragment, Signal
 
 from rnic import abi
 from rnic.records import Probe, ProbeEvent, RxDrop
@@ -27,15 +28,29 @@ def values_of(names: type[enum.Enum]) -> dict[int, str]:
 
 
 def fsm_states(fragment: Fragment, path: str) -> dict[str, dict[int, str]]:
-    """States of every FSM at and below an elaborated module at ``path``, by the path of its state register."""
+    """States of every FSM at and below an elaborated module at ``path``, by the path of its state register.
+
+    An FSM is a switch over a register that knows how its values are written, ``STATE/0``. The register is all that is left of
+    it below a `ResetInserter`, which makes a new fragment of each.
+    """
     found = {}
-    for name, made in fragment.generated.items():
-        if hasattr(made, "decoding"):
-            found[f"{path}.{name}_state"] = {int(value): str(state) for value, state in made.decoding.items()}
+    for statements in fragment.statements.values():
+        for statement in statements:
+            register = getattr(statement, "test", None)
+            if isinstance(register, Signal) and callable(register.decoder) and not isinstance(register.decoder, type):
+                found[f"{path}.{register.name}"] = dict(_decoded(register))
     for child, name, *_ in fragment.subfragments:
         if name is not None:
             found |= fsm_states(child, f"{path}.{name}")
     return found
+
+
+def _decoded(register: Signal) -> Iterator[tuple[int, str]]:
+    for value in range(1 << len(register)):
+        try:
+            yield value, str(register.decoder(value)).rpartition("/")[0]
+        except (KeyError, ValueError):
+            continue  # no state has this value
 
 
 def probe_taps(slots: list[str]) -> dict[str, Any]:

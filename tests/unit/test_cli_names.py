@@ -3,7 +3,7 @@
 import os
 import time
 
-from amaranth.hdl import Fragment, Module, Signal
+from amaranth.hdl import Fragment, Module, ResetInserter, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 
@@ -68,9 +68,13 @@ def test_states_of_every_fsm_by_path():
     m = Module()
     m.submodules.first = Walker()
     m.submodules.second = Walker()
+    inner = Module()
+    inner.submodules.third = Walker()
+    m.submodules.core = ResetInserter(Signal(name="stop"))(inner)
     m.d.sync += Signal(name="x").eq(1)
     assert fsm_states(Fragment.get(m, None), "top") == {
         "top.first.walk_state": {0: "IDLE", 1: "RUN"}, "top.second.walk_state": {0: "IDLE", 1: "RUN"},
+        "top.core.third.walk_state": {0: "IDLE", 1: "RUN"},
     }  # fmt: skip
 
 
