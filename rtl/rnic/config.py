@@ -153,7 +153,7 @@ CONFIGS: dict[str, RnicConfig] = {
     # ECP5 boards: 64 bit at 125 MHz is 8 Gbit/s, far above the gigabit line.
     "gigabit": RnicConfig(
         data_width=64, clock_hz=125_000_000, num_qps=128, num_mrs=128, num_cqs=128, num_eqs=2, sq_outstanding=16,
-        max_rd_atomic=4, desc_depth=8, rx_cells=64, read_buffer_bytes=8192, tlb_entries=64, walks=4, wqe_batch=4,
+        max_rd_atomic=4, desc_depth=4, rx_cells=64, read_buffer_bytes=8192, tlb_entries=64, walks=2, wqe_batch=4,
     ),
     # 512 bit at 250 MHz is 128 Gbit/s.
     "hundred": RnicConfig(

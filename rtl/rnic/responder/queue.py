@@ -1,19 +1,20 @@
-"""A FIFO whose ready comes from a register."""
+"""A FIFO behind a register."""
 
 from amaranth import *
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import StreamRegister
 from ..stream.fifo import StreamFifo
 
 __all__ = ["Queue"]
 
 
 class Queue(wiring.Component):
-    """A `StreamFifo` of ``depth`` items behind a skid buffer, for places where several queues must be ready at once.
+    """A `StreamFifo` of ``depth`` items behind a register, for items that come out of deep logic.
 
-    Timing: latency 2 cycles when empty, one item per cycle; holds up to ``depth`` + 2 items; order is kept.
+    Timing: latency 2 cycles when empty, one item per cycle; ``i.ready`` is one gate behind registers; holds up to ``depth`` + 1
+    items; order is kept.
 
     Members: ``i``, ``o`` streams of ``shape``.
     """
@@ -24,7 +25,7 @@ class Queue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.entry = entry = SkidBuffer(self.shape)
+        m.submodules.entry = entry = StreamRegister(self.shape)
         m.submodules.fifo = fifo = StreamFifo(self.shape, self.depth)
         wiring.connect(m, wiring.flipped(self.i), entry.i)
         wiring.connect(m, entry.o, fifo.i)

@@ -10,15 +10,18 @@ from rnic.stream.buffer import SkidBuffer, StreamRegister
 __all__ = ["StreamFifo"]
 
 
+_SHALLOW = 32  # a memory of logic cells is cheaper than a register behind a block memory
+
+
 class StreamFifo(wiring.Component):
     """Holds up to ``depth`` items in a memory behind an output register.
 
-    The memory output is registered twice (memory latch, output register). An item that finds nothing in front of it
-    goes around the memory.
+    Up to 32 items the memory is one of logic cells, read without a clock, else its output is registered twice (memory latch,
+    output register). An item that finds nothing in front of it goes around the memory.
 
-    Timing: latency 1 cycle when empty (2 for ``depth`` 3), at most 3 behind other items; one item per cycle in and out
-    for ``depth`` >= 2, one item every two cycles for ``depth`` 1; ``i.ready`` depends on registers only and is 1 while
-    ``level < depth``. Order is kept.
+    Timing: latency 1 cycle when empty (2 for ``depth`` 3), at most 3 (shallow: 2) behind other items; one item per cycle in
+    and out for ``depth`` >= 2, one item every two cycles for ``depth`` 1; ``i.ready`` depends on registers only and is 1
+    while ``level < depth``. Order is kept.
 
     Parameters: ``shape``, the payload; ``depth`` >= 1, items. Raises ValueError for a depth below 1.
     Members: ``i``, ``o`` streams of ``shape``; ``level``, items held (0..depth), from a register.
@@ -41,6 +44,8 @@ class StreamFifo(wiring.Component):
             self._elaborate_register(m)
         elif self.depth <= 3:
             self._elaborate_pair(m)
+        elif self.depth <= _SHALLOW:
+            self._elaborate_shallow(m)
         else:
             self._elaborate_memory(m)
         return m
@@ -64,6 +69,62 @@ class StreamFifo(wiring.Component):
             wiring.connect(m, pair.o, third.i)
             wiring.connect(m, third.o, wiring.flipped(self.o))
             m.d.comb += self.level.eq(pair.level + third.o.valid)
+
+    def _elaborate_shallow(self, m):
+        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
+        write_port = store.write_port()
+        read_port = store.read_port(domain="comb")
+
+        level = Signal(range(self.depth + 1))  # all items: memory and output register
+        any_stored = Signal()  # something is in the memory, one item is; level != depth: registers, as they begin long paths
+        one_stored = Signal()
+        has_room = Signal(init=1)
+        push, pop, out_free, bypass, store_write, store_read = (
+            Signal(name=n) for n in ("push", "pop", "out_free", "bypass", "store_write", "store_read"))  # fmt: skip
+        m.d.comb += [
+            self.level.eq(level),
+            self.i.ready.eq(has_room),
+            push.eq(self.i.valid & has_room),
+            pop.eq(self.o.valid & self.o.ready),
+            out_free.eq(~self.o.valid | self.o.ready),
+            bypass.eq(push & out_free & ~any_stored),
+            store_write.eq(push & ~bypass),
+            store_read.eq(any_stored & out_free),
+            write_port.data.eq(self.i.payload),
+            write_port.en.eq(store_write),
+        ]
+        for port, step in ((write_port, store_write), (read_port, store_read)):
+            at = Signal.like(port.addr, name=f"{'write' if port is write_port else 'read'}_at")
+            m.d.comb += port.addr.eq(at)
+            with m.If(step):
+                m.d.sync += at.eq(at + 1)
+                if self.depth & (self.depth - 1):
+                    with m.If(at == self.depth - 1):
+                        m.d.sync += at.eq(0)
+        with m.If(push != pop):
+            m.d.sync += level.eq(level + Mux(pop, -1, 1))
+        stored = Signal(range(self.depth + 1))
+        with m.If(store_write != store_read):
+            m.d.sync += [
+                stored.eq(stored + Mux(store_read, -1, 1)),
+                one_stored.eq(Mux(store_read, stored == 2, ~any_stored)),
+            ]
+        m.d.sync += [
+            any_stored.eq(store_write | (any_stored & ~(store_read & one_stored))),
+            has_room.eq(pop | (has_room & ~(push & (level == self.depth - 1)))),
+        ]
+        with m.If(out_free):
+            m.d.sync += [
+                self.o.valid.eq(any_stored | bypass),
+                self.o.payload.eq(Mux(any_stored, Value.cast(read_port.data), Value.cast(self.i.payload))),
+            ]
+        m.d.sync += [
+            Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
+            Assert((any_stored == (stored != 0)) & (one_stored == (stored == 1)) & (has_room == (level != self.depth)),
+                   "StreamFifo: flags and levels differ"),
+            Assert(level == stored + self.o.valid,
+                   Format("StreamFifo: level {} but {} stored, {} out", level, stored, self.o.valid)),
+        ]
 
     def _elaborate_memory(self, m):
         m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
