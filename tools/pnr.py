@@ -103,7 +103,7 @@ def main() -> None:
         kinds[cell["type"]] = kinds.get(cell["type"], 0) + 1
     print("cells:", ", ".join(f"{k} {n}" for k, n in sorted(kinds.items(), key=lambda kv: -kv[1])))
     print("LUT4 levels, worst path that ends in each block:")
-    for depth in block_depths(out / "top.json", "top", hierarchy=2):
+    for depth in block_depths(out / "top.json", "top", hierarchy=3):
         print(f"  {depth.levels:2d}  {depth.block}: {depth.path[0]} -> {depth.path[-1]}")
     if args.synth_only:
         return

@@ -226,7 +226,7 @@ class Nic(wiring.Component):
         wiring.connect(m, b["cqe_writer"].event, events.i[1])
         wiring.connect(m, events.o, b["eq_writer"].event)
         wiring.connect(m, command.sq_kick, b["scheduler"].kick)
-        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2)
+        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2, skid=True)
         wiring.connect(m, b["completer"].qp_error, qp_errors.i[0])
         wiring.connect(m, b["responder"].qp_error, qp_errors.i[1])
         wiring.connect(m, qp_errors.o, command.qp_error)
@@ -268,7 +268,7 @@ class Nic(wiring.Component):
             completer.hot_send_index.eq(segmenter.hot_send_index),
             completer.hot_reads.eq(segmenter.hot_reads),
         ]
-        m.submodules.failures = failures = StreamArbiter(SendFailure(p), 2)
+        m.submodules.failures = failures = StreamArbiter(SendFailure(p), 2, skid=True)
         wiring.connect(m, segmenter.failure, failures.i[0])
         wiring.connect(m, gather.failure, failures.i[1])
         wiring.connect(m, failures.o, completer.failure)
@@ -320,11 +320,11 @@ class Nic(wiring.Component):
         wiring.connect(m, responder.landed, b["completer"].landed)
         wiring.connect(m, responder.store_read, store.read)
         wiring.connect(m, store.o, responder.store_data)
-        m.submodules.frees = frees = StreamArbiter(range(p.rx_cells), 3)
+        m.submodules.frees = frees = StreamArbiter(range(p.rx_cells), 3, skid=True)
         for i, block in enumerate((filt, responder, b["completer"])):
             wiring.connect(m, block.free, frees.i[i])
         wiring.connect(m, frees.o, store.free)
-        m.submodules.cqes = cqes = StreamArbiter(CqeRequest(p), 2)
+        m.submodules.cqes = cqes = StreamArbiter(CqeRequest(p), 2, skid=True)
         wiring.connect(m, responder.cqe, cqes.i[0])
         wiring.connect(m, b["completer"].cqe, cqes.i[1])
         wiring.connect(m, cqes.o, b["cqe_writer"].cqe)

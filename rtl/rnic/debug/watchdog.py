@@ -15,8 +15,8 @@ class Watchdog(wiring.Component):
     ``limit`` cycles, 0 turns it off; ``tripped`` and ``index`` of the first one found (lowest, of several), kept until
     ``clear``. In simulation a trip is a failing assertion that says the name.
 
-    Timing: who waits is looked at once every ``limit`` cycles, so a trip comes after ``limit`` to 2 x ``limit`` cycles; two
-    register bits a stream.
+    Timing: who waits is looked at once every ``limit`` cycles, so a trip comes after ``limit`` to 2 x ``limit`` cycles and as
+    many as there are streams; three register bits a stream.
 
     Parameters: ``names`` of the streams, at least one, at most 256 (ValueError).
     """
@@ -49,13 +49,14 @@ class Watchdog(wiring.Component):
             m.d.sync += [held.eq(now), found.eq(held & now), over.eq(0)]
         with m.If(self.limit == 0):
             m.d.sync += held.eq(0)
-        with m.If(found.any() & ~self.tripped):
-            m.d.sync += self.tripped.eq(1)
-            for i in reversed(range(n)):
-                with m.If(found[i]):
-                    m.d.sync += self.index.eq(i)
+        # The bits are looked through one by one; what is found meanwhile waits.
+        stuck = Signal(n)
+        at = Signal(range(n))
+        m.d.sync += [stuck.eq(stuck | found), at.eq(Mux((at == n - 1) | found.any(), 0, at + 1))]
+        with m.If(stuck.bit_select(at, 1) & ~self.tripped):
+            m.d.sync += [self.tripped.eq(1), self.index.eq(at)]
         for i, name in enumerate(self.names):
             m.d.sync += Assert(~found[i], Format(f"watchdog: {name} has waited {{}} cycles", self.limit))
         with m.If(self.clear):
-            m.d.sync += self.tripped.eq(0)
+            m.d.sync += [self.tripped.eq(0), stuck.eq(0)]
         return m

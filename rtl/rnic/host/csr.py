@@ -144,8 +144,8 @@ class Csr(wiring.Component):
                 m.next = "Act"
             with m.State("Act"):
                 m.d.comb += self.bad_id.eq(bad_id)
+                m.d.comb += act.eq(~to_doorbell.any())
                 with m.If(~to_doorbell.any() | (to_doorbell & doorbell_ready).any() | self.reset_busy):
-                    m.d.comb += act.eq(1)
                     m.d.sync += [to_doorbell.eq(0), bad_id.eq(0), bus.bvalid.eq(1)]
                     m.next = "Respond"
             with m.State("Respond"):

@@ -76,13 +76,14 @@ class Fence(wiring.Component):
         fresh = Signal()  # first cycle of a phase
         advance = Signal()
         passed = Signal(len(self.watches) + len(self.accesses) + 1)
+        all_passed = Signal()
         marked, flushed, answered = Signal(), Signal(), Signal()
         qpn, flush_qpn = Signal(self.p.qpn_bits), Signal(self.p.qpn_bits)
         m.d.comb += [
-            advance.eq(running & ~fresh & passed.all()),
+            advance.eq(running & ~fresh & all_passed),
             self.done.eq(advance & (phase == self.phases)),
         ]
-        m.d.sync += fresh.eq(self.start | advance)
+        m.d.sync += [fresh.eq(self.start | advance), all_passed.eq(~fresh & passed.all())]  # what has passed stays so
         with m.If(self.start):
             m.d.sync += [running.eq(1), phase.eq(0), qpn.eq(self.qpn)]
         with m.Elif(self.done):

@@ -340,7 +340,7 @@ class Completer(wiring.Component):
         unlanded = Signal()  # data of a READ or ATOMIC may be on its way to memory
         flush_left, age, failed_age = (Signal(16, name=n) for n in ("flush_left", "age", "failed_age"))
         flush_done = Signal()  # a cycle late; no CQE leaves in the cycle behind another
-        m.d.sync += flush_done.eq(flush_left == 0)
+        m.d.sync += flush_done.eq((flush_left == 0) | (flush_left > 1 << 15))  # a late flush of what is retired
         is_ack, is_nak, is_data, is_atomic, known = (
             Signal(name=n) for n in ("is_ack", "is_nak", "is_data", "is_atomic", "known"))  # fmt: skip
         retired = Signal(range(self.TURN + 1))
@@ -553,7 +553,7 @@ class Completer(wiring.Component):
                     with m.Case(JobKind.FLUSH):
                         m.next = "BARRIER"
                     with m.Case(JobKind.FLUSH_NOW):
-                        with m.If((cfg.state == QpState.ERR) & (~flush_left[-1] | (flush_left[:-1] == 0))):
+                        with m.If(cfg.state == QpState.ERR):
                             m.next = "FLUSH"
             with m.State("KEEP"):
                 m.d.comb += [

@@ -61,8 +61,7 @@ class _Arbiter(wiring.Component):
             raise ValueError(f"number of inputs is {n}, must be at least 1")
         self.shape = shape
         self.n = n
-        if ahead and self._packets:
-            raise ValueError("an arbiter of packets cannot choose ahead")
+        assert not ahead or (self._round_robin and not self._packets)
         self.skid, self.ahead = skid, ahead
         super().__init__({
             "i": In(stream.Signature(shape)).array(n),
@@ -78,17 +77,18 @@ class _Arbiter(wiring.Component):
         waiting = Signal(self.n)
         choice = Signal(self.n)  # one bit per input, as `grant`
         grant = Signal(self.n)
-        if self.ahead:  # who waited, bar the one just served: what waits stays
-            m.d.sync += waiting.eq(Cat(port.valid & ~port.ready for port in self.i))
-        else:
-            m.d.comb += waiting.eq(Cat(port.valid for port in self.i))
+        # Ahead: the one being served is not asked again, as what follows it may not be there.
+        m.d.comb += waiting.eq(Cat(port.valid & ~port.ready if self.ahead else port.valid for port in self.i))
 
         if self._round_robin:
             m.submodules.round_robin = round_robin = RoundRobin(self.n)
-            m.d.comb += [
-                round_robin.requests.eq(waiting),
-                choice.eq(round_robin.chosen),
-            ]
+            m.d.comb += round_robin.requests.eq(waiting)
+            if not self.ahead:
+                m.d.comb += choice.eq(round_robin.chosen)
+            else:  # kept until it is served
+                m.d.comb += round_robin.advance.eq(~choice.any() | out.i.ready)
+                with m.If(round_robin.advance):
+                    m.d.sync += choice.eq(round_robin.chosen)
         else:
             for index in range(self.n):
                 m.d.comb += choice[index].eq(waiting[index] & ~waiting[:index].any())
@@ -107,8 +107,8 @@ class _Arbiter(wiring.Component):
             if self._round_robin:
                 m.d.comb += round_robin.advance.eq(taken & ~inside)
         else:
-            m.d.comb += [grant.eq(choice), out.i.valid.eq(waiting.any())]
-            if self._round_robin:
+            m.d.comb += [grant.eq(choice), out.i.valid.eq((choice if self.ahead else waiting).any())]
+            if self._round_robin and not self.ahead:
                 m.d.comb += round_robin.advance.eq(taken)
 
         width = Shape.cast(self.shape).width

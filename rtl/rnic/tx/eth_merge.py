@@ -20,7 +20,7 @@ class EthMerge(wiring.Component):
 
     Never switches inside a frame; while the chosen frame pauses, so does the output.
 
-    Timing: latency 1 cycle, one beat per cycle, no idle cycle between frames; all outputs come from registers.
+    Timing: latency 1 cycle (``eth`` 2), one beat per cycle, no idle cycle between frames; all outputs come from registers.
 
     Members: ``roce``, ``eth`` Beat; ``o`` Beat.
     """
@@ -34,6 +34,9 @@ class EthMerge(wiring.Component):
         m = Module()
         m.submodules.out = out = SkidBuffer(Beat(self.p.data_width))
         wiring.connect(m, out.o, wiring.flipped(self.o))
+        m.submodules.host_side = host_side = SkidBuffer(Beat(self.p.data_width))  # its valid and ready reach the ports
+        wiring.connect(m, wiring.flipped(self.eth), host_side.i)
+        eth = host_side.o
 
         inside = Signal()  # a frame has begun and not ended
         owner = Signal()  # of that frame: 1 the host side
@@ -42,17 +45,17 @@ class EthMerge(wiring.Component):
         choice = Signal()
         begins = Signal()
         m.d.comb += [
-            choice.eq(Mux(inside, owner, self.eth.valid & (overdue | ~self.roce.valid))),
-            out.i.valid.eq(Mux(choice, self.eth.valid, self.roce.valid)),
-            out.i.payload.eq(Mux(choice, self.eth.payload.as_value(), self.roce.payload.as_value())),
-            self.eth.ready.eq(out.i.ready & choice),
+            choice.eq(Mux(inside, owner, eth.valid & (overdue | ~self.roce.valid))),
+            out.i.valid.eq(Mux(choice, eth.valid, self.roce.valid)),
+            out.i.payload.eq(Mux(choice, eth.payload.as_value(), self.roce.payload.as_value())),
+            eth.ready.eq(out.i.ready & choice),
             self.roce.ready.eq(out.i.ready & ~choice),
             begins.eq(out.i.valid & out.i.ready & ~inside),
         ]
         with m.If(out.i.valid & out.i.ready):
             m.d.sync += [inside.eq(~out.i.payload.last), owner.eq(choice)]
         with m.If(begins):
-            with m.If(choice | ~self.eth.valid):
+            with m.If(choice | ~eth.valid):
                 m.d.sync += [waited.eq(0), overdue.eq(0)]
             with m.Elif(~overdue):
                 m.d.sync += [waited.eq(waited + 1), overdue.eq(waited == ROCE_FRAMES_IN_A_ROW - 1)]
