@@ -170,6 +170,19 @@ class Resources(wiring.Component):
             self.finished.eq(answered_read.data),
             self._flying.eq(self._flying + (self.packet.valid & self.packet.ready) - self.gone),
         ]
+        # A device reset forgets who is on the list and what is on its way: the memories follow before the first event.
+        self._sweeping = Signal(init=1, name="sweeping")
+        swept, counted = Signal(p.num_qps.bit_length()), Signal()
+        fresh = Signal(State())
+        m.d.comb += fresh.issued.eq(self.count)
+        with m.If(self._sweeping):
+            m.d.comb += [
+                address.eq(swept), self._state_write.addr.eq(swept), self._state_write.data.eq(fresh),
+                self._state_write.en.eq(counted),
+            ]  # fmt: skip
+            m.d.sync += [counted.eq(~counted), swept.eq(swept + counted)]
+            with m.If(counted & (swept == p.num_qps - 1)):
+                m.d.sync += self._sweeping.eq(0)
         with m.If(self._save):
             m.d.sync += active.eq(active + self._rested - self._rests)
         with m.If(self.packet.valid & self.packet.ready):
@@ -213,7 +226,7 @@ class Resources(wiring.Component):
             room.eq(self.level < self.depth - QUANTUM),
             waiting.eq(Cat(port.valid for port in pending[:5])),
             waiting[self._trn].eq(self._turns.o.valid & room),
-            any_event.eq(waiting.any()),
+            any_event.eq(waiting.any() & ~self._sweeping),
         ]
         # The last one wins. A drain waits for all answers before it.
         with m.If(others_first):
@@ -228,7 +241,7 @@ class Resources(wiring.Component):
         self._direct = passes
         yield
         with m.State("Idle"):
-            m.d.comb += passes.eq(self._quiet & self.i.valid & (self.i.p.kind == JobKind.NONE))
+            m.d.comb += passes.eq(self._quiet & ~self._sweeping & self.i.valid & (self.i.p.kind == JobKind.NONE))
             with m.If(passes):
                 m.d.comb += [
                     self.ack.valid.eq(1),
