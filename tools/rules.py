@@ -22,8 +22,8 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("rtl", "sim", "tb"))]
 from tests.rules import TITLES, proves_rtl, rules_of  # noqa: E402
 
 RTL = ROOT / "rtl" / "rnic"
-#: Layouts and numbers that both sides of an interface read: a rule named there says what a field is for.
-FORMATS = ("abi/", "records.py", "responder/records.py")
+#: Layouts and numbers that both sides of an interface read, where a rule says what a field is for; frames in plain Python.
+NO_HARDWARE = ("abi/", "records.py", "responder/records.py", "wire/frame.py", "wire/icrc.py", "wire/headers.py")
 
 _ID = r"R-[A-Z]+-\d+"
 _RANGE = re.compile(rf"({_ID})(?:(?:\.\.| to )(?:R-[A-Z]+-)?(\d+))?")
@@ -63,8 +63,8 @@ def ids_in(text: str) -> Iterator[str]:
 
 
 def implements(place: Place) -> bool:
-    """Whether the place is at code that does something, not in a text and not at a layout."""
-    return place.comment and not place.path.startswith(FORMATS)
+    """Whether the place is at hardware, not in a text and not at a layout."""
+    return place.comment and not place.path.startswith(NO_HARDWARE)
 
 
 def places(root: Path = RTL) -> list[Place]:
@@ -89,12 +89,11 @@ def code_of(tree: ast.Module, text: str, line: int) -> list[ast.AST]:
         while line < len(lines) and (not lines[line - 1].strip() or lines[line - 1].lstrip().startswith("#")):
             line += 1
     chosen: list[ast.AST] = []
-    last = None
+    inner: set[int] = set()
     for node in ast.walk(tree):  # outer nodes come first
-        if getattr(node, "lineno", None) == line and isinstance(node, (ast.stmt, ast.expr)):
-            if last is None or not any(node is inner for inner in ast.walk(last)):
-                chosen.append(node)
-                last = node if last is None else last
+        if isinstance(node, (ast.stmt, ast.expr)) and node.lineno == line and id(node) not in inner:
+            chosen.append(node)
+            inner.update(map(id, ast.walk(node)))
     if not chosen:  # a line that only goes on with something: the smallest statement or expression around it
         around = [node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))
                   and node.lineno <= line <= (node.end_lineno or 0)]  # fmt: skip

@@ -59,7 +59,8 @@ class ReadModel(Model):
             return super().packet(packet)
         needed = Access.REMOTE_READ if kind == Kind.READ_REQ else Access.REMOTE_ATOMIC
         rkey, length = packet.rkey, packet.dma_length if kind == Kind.READ_REQ else 8
-        if needed & ~qp.access or not self.limit or length > 1 << 31 or (kind != Kind.READ_REQ and packet.va % 8):
+        aligned = kind == Kind.READ_REQ or not packet.va % 8
+        if needed & ~qp.access or not self.limit or length > 1 << 31 or packet.payload or not aligned:
             return self.fatal(qp, packet, INVALID, None)
         if length and self.world.check(rkey, qp.pd, needed, packet.va, length, 0) != XlateStatus.OK:
             return self.fatal(qp, packet, ACCESS, None)

@@ -12,8 +12,8 @@ from rnic.requester.complete import Completer
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, ack_syndrome, nak_syndrome, rnr_syndrome
 from tests.rules import rule
-from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
-from tests.unit.streams import seeded
+from tests.unit.requester import ctx_words, ctx_write, offer, read_port
+from tests.unit.streams import seeded, shared, simulate
 
 Op, St, Ve = WqeOpcode, WcStatus, VendorError
 ACK = ack_syndrome()
@@ -77,7 +77,7 @@ class Qp:
 class Bench:
     def __init__(self, p, qps, rng, stall=0.0):
         self.p, self.qps, self.rng, self.stall = p, qps, rng, stall
-        self.dut = Completer(p)
+        self.dut = shared(Completer, p)
         self.cqes, self.wakes, self.errors, self.frees, self.bad = defaultdict(list), [], [], [], 0
         self.retired, self.responses_seen, self.cycle = [], 0, 0
         self.cqe_ready = True
@@ -192,7 +192,7 @@ class Bench:
             (dut.hot_send_index, lambda n: sent(n) if n in qps else 0),
             (dut.hot_reads, lambda n: self.reads[n] & 0xFF),
         ])  # fmt: skip
-        run(dut, main, background=[self.watch, hot, self.street], limit=limit)
+        simulate(dut, main, background=[self.watch, hot, self.street], limit=limit)
 
     async def check(self, ctx, n):
         q = self.qps[n]
@@ -325,6 +325,25 @@ def test_nak_of_a_message_still_being_sent():
         await bench.respond(ctx, 1, 5, nak_syndrome(NakCode.REMOTE_ACCESS))
         await bench.settle(ctx)
         await bench.check(ctx, 1)
+
+    bench.run(main)
+
+
+@rule("R-RSP-2", "R-PSN-2")
+def test_ack_inside_a_huge_message():
+    """The last PSN of a message of 1.9 GB is more than a quarter of all PSNs ahead of an ACK: it is not acknowledged."""
+    bench = Bench(Params(CONFIGS["tiny"]), {1: Qp(psn=0xFFFFFE)}, seeded(1))
+    q = bench.qps[1]
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        await bench.post(ctx, 1)
+        await bench.post(ctx, 1, packets=7_500_000, sent=10, opcode=Op.SEND)
+        await bench.respond(ctx, 1, 3)
+        q.retire(4)
+        await bench.settle(ctx)
+        await bench.check(ctx, 1)
+        assert len(q.cqes) == 1 and ctx.get(bench.dut.una) == q.wire(4)
 
     bench.run(main)
 

@@ -23,8 +23,8 @@ from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent
 from rnic.requester.segment import Segmenter
 from tests.rules import rule
-from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
-from tests.unit.streams import packet_of, seeded
+from tests.unit.requester import ctx_words, ctx_write, offer, read_port
+from tests.unit.streams import packet_of, seeded, shared, simulate
 
 Op, St, Ve = WqeOpcode, WcStatus, VendorError
 SEND_OPS = (Op.SEND, Op.SEND_IMM, Op.SEND_INV)
@@ -233,7 +233,7 @@ class Bench:
         """Without the feed."""
         dut = self.dut
         una = read_port(dut.una_addr, [(dut.una, lambda n: self.una[n]), (dut.landed, lambda n: self.landed(n) & 0xFF)])
-        run(dut, *benches, background=[self.watch, una], limit=limit)
+        simulate(dut, *benches, background=[self.watch, una], limit=limit)
 
 
 def random_sges(rng, total, count):
@@ -286,7 +286,7 @@ def test_messages(name, max_sge, seed, stall):
 @pytest.mark.parametrize("name", ["tiny", "hundred"])
 def test_long_message_asks_for_acks(name):
     p = Params(CONFIGS[name].replace(num_qps=2))
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     queues = {1: Sq([Wr(sges=[(0x1000, 70 * 256 + 3, 9)])], psn=0xFFFFF0)}
     bench = Bench(dut, p, queues, seeded(1))
     bench.run()
@@ -313,7 +313,7 @@ BAD = {
 def test_bad_wqe_stops_its_qp_only(name, what):
     """R-ERR-7: nothing of later WQEs leaves; other QPs go on; a write of REQUESTER_HOT word 0 starts the QP again."""
     p = Params(CONFIGS[name].replace(num_qps=4))
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     status, _ = BAD[what].error or (None, None)
     queues = {1: Sq([GOOD, BAD[what], GOOD, GOOD], psn=5), 2: Sq([GOOD] * 6)}
     bench = Bench(dut, p, queues, seeded(7), 0.1)
@@ -341,7 +341,7 @@ def test_bad_wqe_stops_its_qp_only(name, what):
 ])  # fmt: skip
 def test_operations_not_carried_out(type, opcode):
     p = Params(CONFIGS["tiny"])
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     queues = {1: Sq([Wr(opcode=opcode, error=(St.LOC_QP_OP_ERR, Ve.BAD_WQE_OPCODE))], type=type)}
     bench = Bench(dut, p, queues, seeded(1))
     bench.run()
@@ -350,7 +350,7 @@ def test_operations_not_carried_out(type, opcode):
 
 def test_wqes_of_another_epoch_or_place_are_thrown_away():
     p = Params(CONFIGS["tiny"])
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     queues = {n: Sq([GOOD, GOOD], state=s) for n, s in ((1, QpState.RTS), (2, QpState.ERR), (3, QpState.RESET))}
     bench = Bench(dut, p, queues, seeded(1))
 
@@ -364,14 +364,14 @@ def test_wqes_of_another_epoch_or_place_are_thrown_away():
         assert [(int(j.header.qpn), int(j.wqe_index)) for j in bench.jobs] == [(1, 0), (1, 1)]
         assert not bench.rewinds and not bench.failures
 
-    run(dut, main, background=[bench.watch])
+    simulate(dut, main, background=[bench.watch])
 
 
 @rule("R-QP-3")
 def test_sqd_puts_wqes_back():
     """R-QP-3: a WQE not begun is rewound in SQD and sent after the QP is back in RTS."""
     p = Params(CONFIGS["tiny"])
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     queues = {1: Sq([GOOD, GOOD, GOOD])}
     bench = Bench(dut, p, queues, seeded(1))
 
@@ -391,14 +391,14 @@ def test_sqd_puts_wqes_back():
         await ctx.tick().repeat(30)
         bench.check()
 
-    run(dut, main, background=[bench.watch])
+    simulate(dut, main, background=[bench.watch])
 
 
 @pytest.mark.parametrize("delay", range(9))
 def test_state_change_while_a_wqe_is_inside(delay):
     """The state that counts is the one when the WQE begins: never a packet after a command said RESET, none lost before."""
     p = Params(CONFIGS["tiny"])
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     queues = {1: Sq([GOOD])}
     bench = Bench(dut, p, queues, seeded(1))
 
@@ -415,7 +415,7 @@ def test_state_change_while_a_wqe_is_inside(delay):
                 ctx.set(dut.wqe.valid, 0)
         assert len(bench.jobs) == (delay >= 5)  # handed over in cycle 4: begun
 
-    run(dut, main, background=[bench.watch])
+    simulate(dut, main, background=[bench.watch])
 
 
 @rule("R-PSN-6")
@@ -456,14 +456,14 @@ def test_a_message_that_shrinks_while_rewound_fails():
         assert [(int(f.qpn), f.status, f.vendor_err) for f in bench.failures] == [(1, St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)]
         assert [int(j.wqe_index) for j in bench.jobs if j.header.qpn == 2] == [0, 1]
 
-    run(dut, main, background=[bench.watch])
+    simulate(dut, main, background=[bench.watch])
 
 
 @pytest.mark.parametrize("one_qp", [True, False])
 def test_rate_of_small_messages(one_qp):
     """512 bit: a one-packet message per 4 cycles, of one QP or of many."""
     p = Params(CONFIGS["hundred"].replace(num_qps=16))
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     count = 24
     queues = {n: Sq([GOOD] * (count if one_qp else 3)) for n in ([3] if one_qp else range(8))}
     bench = Bench(dut, p, queues, random.Random(1))
@@ -488,13 +488,13 @@ def read_wr(opcode, size, *, sges=None, flags=0, operands=(0, 0), **fields):
 def test_read_and_atomic_requests(name):
     """One packet without payload, PSNs for the responses, operands; the read table says where the data goes."""
     p = Params(CONFIGS[name].replace(num_qps=4, max_rd_atomic=4, sq_outstanding=16))
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     add, compare = 0x0102030405060708, 0xF1F2F3F4F5F6F7F8
     lengths = [0, 1, 256, 257, 1000]
     sges = [(1 << 50, 100, 1), (7, 0, 2), (0xFFFF_FFFF_FFFF_F000, 900, 3)]
     wrs = [read_wr(Op.READ, n) for n in lengths] + [
         read_wr(Op.CMP_SWAP, 8, operands=(add, compare), flags=SendFlags.SOLICITED | SendFlags.SIGNALED),
-        read_wr(Op.FETCH_ADD, 8, operands=(add, 0)), read_wr(Op.READ, 0, sges=sges), GOOD]  # fmt: skip
+        read_wr(Op.FETCH_ADD, 8, operands=(~add & (1 << 64) - 1, 0)), read_wr(Op.READ, 0, sges=sges), GOOD]  # fmt: skip
     wide = Sq(wrs, psn=0xFFFFFC, start=0xFFFE)
     bench = Bench(dut, p, {1: wide}, seeded(1), 0.2)
     bench.rd_limit, bench.landed = 255, lambda n: bench.started[n]  # all that was sent has landed
@@ -509,7 +509,7 @@ def test_read_and_atomic_requests(name):
     assert [int(h.opcode) for h in jobs] == [0x0C] * 5 + [0x13, 0x14, 0x0C, 0x04]
     assert all(h.ackreq and not h.solicited and not h.length for h in jobs[:-1])
     assert all((h.va, h.rkey) == (0x7654_3210, 0xABC) for h in jobs[:-1])
-    assert (jobs[5].swap, jobs[5].compare, jobs[6].swap) == (add, compare, add)
+    assert (jobs[5].swap, jobs[5].compare, jobs[6].swap) == (add, compare, ~add & (1 << 64) - 1)
     assert len(bench.segments) == 1 and not bench.rewinds and not bench.failures
     assert [i for i, _ in bench.table] == [4 + k % 4 for k in range(8)]
     for k, (_, entry) in enumerate(bench.table):
@@ -529,7 +529,7 @@ def test_read_and_atomic_requests(name):
 def test_bad_read_or_atomic(wr):
     """R-WQ-5, R-WQ-6: one SGE of 8 bytes, nothing inline; nothing leaves."""
     p = Params(CONFIGS["tiny"])
-    bench = Bench(Segmenter(p), p, {1: Sq([wr, GOOD])}, seeded(1))
+    bench = Bench(shared(Segmenter, p), p, {1: Sq([wr, GOOD])}, seeded(1))
     bench.rd_limit = 1
     bench.run()
     assert [(f.status, f.vendor_err) for f in bench.failures] == [(St.LOC_QP_OP_ERR, Ve.BAD_WQE_LENGTH)]
@@ -542,7 +542,7 @@ def test_bad_read_or_atomic(wr):
 def test_blocked_wqe_sleeps(what, late):
     """The QP is put to sleep once; when the counters moved on before the scheduler took that, it is woken at once."""
     p = Params(CONFIGS["tiny"].replace(max_rd_atomic=4))
-    dut = Segmenter(p)
+    dut = shared(Segmenter, p)
     first = read_wr(Op.READ, 1 << 31 if what == "psn window" else 8)
     wrs = {
         "limit": [first] * 5, "configured limit": [first] * 3, "psn window": [first, GOOD],

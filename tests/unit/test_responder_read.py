@@ -182,6 +182,8 @@ BAD = {  # name: (rules, what is set up, packet)
     "no_resources": ("8.1#4 R-DUP-6", lambda b, q: setattr(b, "limit", 0) or setattr(b.model, "limit", 0),
                      lambda q: read(q, 1, 8)),
     "huge": ("8.1#6 R-LEN-2", None, lambda q: read(q, 1, (1 << 31) + 1)),
+    "read_payload": ("8.1#6 R-LEN-4", None, lambda q: read(q, 1, 8, payload=b"1234")),
+    "atomic_payload": ("8.1#6 R-LEN-4", None, lambda q: atomic(q, 1, "CMP_SWAP", 8, 1, payload=b"1234")),
     "unaligned": ("8.1#9 R-AT-1", None, lambda q: atomic(q, 1, "FETCH_ADD", 4, 1)),
     "unaligned_key": ("8.1#9 R-AT-1", None, lambda q: atomic(q, 1, "CMP_SWAP", 4, 1, rkey=0xBAD)),  # before the key
     "key": ("8.1#7 R-RES-1 R-MR-1", None, lambda q: read(q, 1, 8, rkey=KEY + 1)),

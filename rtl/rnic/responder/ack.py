@@ -221,8 +221,8 @@ class Complete(wiring.Component):
         m.submodules.drained = drained = StreamFifo(p.qpn_bits, 2)
         wiring.connect(m, drained.o, wiring.flipped(self.drained))
         m.d.comb += [
-            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready & drained.i.ready  # R-ORD-1
-                    & ~(self.executing & (self.executing_qpn == job.qpn))),
+            room.eq(cqes.i.ready & errors.i.ready & poisons.i.ready & landings.i.ready & drained.i.ready
+                    & ~(self.executing & (self.executing_qpn == job.qpn))),  # R-ORD-1
             releases.eq(((job.kind == JobKind.READ) | (job.kind == JobKind.ATOMIC)) & ~job.fatal),  # R-ACK-3
             self.release.valid.eq(states.o.valid & room & releases),
             self.release.p.qpn.eq(job.qpn),
