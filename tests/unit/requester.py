@@ -1,18 +1,13 @@
-"""Helpers of the requester's unit tests: context writes, 2-cycle read ports, runs with background benches."""
+"""Helpers of the requester's unit tests: context writes, 2-cycle read ports, one item on a stream."""
 
-from amaranth.sim import Simulator
+from .streams import send
 
-__all__ = ["ctx_write", "ctx_words", "offer", "read_port", "run"]
+__all__ = ["ctx_write", "ctx_words", "offer", "read_port"]
 
 
 async def offer(ctx, port, payload):
     """One item on a stream; returns after the cycle that took it."""
-    ctx.set(port.payload, payload)
-    ctx.set(port.valid, 1)
-    ready = False
-    while not ready:
-        _, _, ready = await ctx.tick().sample(port.ready)
-    ctx.set(port.valid, 0)
+    await send(ctx, port, [payload])
 
 
 async def ctx_write(ctx, dut, table, index, word, value, mask=0xF):
@@ -42,35 +37,3 @@ def read_port(addr, outputs):
             pending = shown[at]
             shown = {n: [f(n) for _, f in outputs] for n in range(depth)}
     return bench
-
-
-def run(dut, *benches, background=(), limit=2000, vcd=None):
-    """Run ``benches`` until all returned; TimeoutError after ``limit`` cycles."""
-    left = len(benches)
-
-    def counted(bench):
-        async def main(ctx):
-            nonlocal left
-            await bench(ctx)
-            left -= 1
-        return main
-
-    async def watchdog(ctx):
-        for _ in range(limit):
-            await ctx.tick()
-            if not left:
-                return
-        raise TimeoutError(f"{left} of {len(benches)} benches still wait after {limit} cycles")
-
-    sim = Simulator(dut)
-    sim.add_clock(8e-9)
-    for bench in background:
-        sim.add_testbench(bench, background=True)
-    for bench in benches:
-        sim.add_testbench(counted(bench))
-    sim.add_testbench(watchdog)
-    if vcd is None:
-        sim.run()
-    else:
-        with sim.write_vcd(vcd):
-            sim.run()

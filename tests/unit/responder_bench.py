@@ -7,8 +7,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from amaranth.hdl import Value
-from amaranth.sim import Simulator
+from amaranth.hdl import Cat, Shape, Value
 
 from rnic.abi import RECV_WQE, RESPONDER_CFG, RESPONDER_HOT, SGE, Access, CtxTable, QpState, WcOpcode, WcStatus
 from rnic.abi.queues import CqeFlags
@@ -16,6 +15,8 @@ from rnic.config import Params
 from rnic.records import XlateStatus
 from rnic.responder.responder import Responder
 from rnic.wire.opcode import OPCODES, Kind, Opcode, Transport
+
+from .streams import shared, simulate
 
 PAGE = 4096
 ACK, SEQ_NAK, INVALID, ACCESS, OPERATIONAL, RNR = 0x1F, 0x60, 0x61, 0x62, 0x63, 0x20
@@ -284,6 +285,7 @@ class Port:
         self.queue: deque = deque()
         self.offered = False
         self.hold = False
+        self.ready: bool | None = None
         self.got: list = []
 
     def drive(self, ctx):
@@ -297,16 +299,49 @@ class Port:
                 ctx.set(self.stream.valid, 1)
                 self.offered = True
         else:
-            ctx.set(self.stream.ready, not self.hold and self.rng.random() >= self.stall)
+            ready = not self.hold and self.rng.random() >= self.stall
+            if ready != self.ready:  # setting a signal runs the simulator
+                ctx.set(self.stream.ready, ready)
+                self.ready = ready
 
-    def settle(self, ctx, valid, ready) -> bool:
-        """After the clock edge: whether an item passed."""
-        passed = bool(valid and ready)
-        if self.feeds and passed:
+    def settle(self, ctx) -> None:
+        """An item has passed at the clock edge."""
+        if self.feeds:
             self.queue.popleft()
             self.offered = False
             ctx.set(self.stream.valid, 0)
-        return passed
+
+
+class Sampler:
+    """Ports and other values as one number a cycle, which costs less than a sample of each: what moved, the rest on demand."""
+
+    def __init__(self, ports: dict[str, Port], others):
+        streams = [port.stream for port in ports.values()]
+        self.count = len(streams)
+        values = [*others, *(stream.payload for stream in streams)]
+        self.value = Cat(*(stream.valid for stream in streams), *(stream.ready for stream in streams), *map(Value.cast, values))
+        self.fields = []
+        at = 2 * self.count
+        for value in values:
+            width = len(Value.cast(value))
+            self.fields.append((value.shape(), at, (1 << width) - 1))
+            at += width
+        self.payloads = self.fields[len(others) :]
+
+    def moved(self, raw: int, number: int) -> int:
+        """Whether an item passed at port ``number``."""
+        return raw >> number & raw >> self.count + number & 1
+
+    @staticmethod
+    def _read(raw: int, shape, at: int, mask: int):
+        bits = raw >> at & mask
+        return bits if isinstance(shape, Shape) else shape.from_bits(bits)
+
+    def other(self, raw: int, number: int):
+        return self._read(raw, *self.fields[number])
+
+    def payload(self, raw: int, number: int):
+        return self._read(raw, *self.payloads[number])
 
 
 class Bench:
@@ -315,7 +350,7 @@ class Bench:
     def __init__(self, config, rng: random.Random, stall: float = 0.3, epsn=lambda rng: rng.randrange(1 << 24), num_qps=4):
         self.p = Params(config)
         self.rng = rng
-        self.dut = Responder(self.p)
+        self.dut = shared(Responder, self.p)
         self.world = World(rng)
         self.qps: dict[int, Qp] = {}
         for qpn in range(2, 2 + num_qps):
@@ -456,6 +491,7 @@ class Bench:
         actions = deque(actions)
         names = list(self.ports)
         ports = [self.ports[n] for n in names]
+        sampler = Sampler(self.ports, [d.duplicate, d.out_of_sequence, d.error_drop, d.drained])
 
         async def bench(ctx):
             ctx.set(self.ports["ctx"].stream.valid, 0)
@@ -491,29 +527,23 @@ class Bench:
                     self.ports[entry[1]].queue.append(entry[2])
                 for port in ports:
                     port.drive(ctx)
-                values = await ctx.tick().sample(
-                    *(s for port in ports for s in (port.stream.valid, port.stream.ready, port.stream.payload)),
-                    d.duplicate, d.out_of_sequence, d.error_drop, d.drained)
-                values = values[2:]
-                self.duplicates += values[-4]
-                self.out_of_sequence += values[-3]
-                self.error_drop += values[-2]
-                self.drained += values[-1]
+                _, _, raw = await ctx.tick().sample(sampler.value)
+                self.duplicates += sampler.other(raw, 0)
+                self.out_of_sequence += sampler.other(raw, 1)
+                self.error_drop += sampler.other(raw, 2)
+                self.drained += sampler.other(raw, 3)
                 moved = False
                 for i, (name, port) in enumerate(zip(names, ports, strict=True)):
-                    valid, ready, payload = values[3 * i : 3 * i + 3]
-                    if port.settle(ctx, valid, ready):
+                    if sampler.moved(raw, i):
                         moved = True
+                        port.settle(ctx)
                         if not port.feeds:
-                            self.react(name, payload)
+                            self.react(name, sampler.payload(raw, i))
                         else:
                             self.times[name].append(self.cycle)
                 still = 0 if moved or self.later else still + 1
 
-        sim = Simulator(self.dut)
-        sim.add_clock(4e-9)
-        sim.add_testbench(bench)
-        sim.run()
+        simulate(self.dut, bench, limit=None)
 
     def compare(self) -> None:
         """Everything that came out is what the model says."""

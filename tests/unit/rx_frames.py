@@ -7,7 +7,7 @@ from rnic.records import RxDrop
 from rnic.rx.parse import Parser
 from rnic.wire.frame import Frame, FrameError, FrameReason, mapped_address, parse_frame
 from rnic.wire.opcode import OPCODES, Opcode, PayloadRule
-from tests.unit.streams import beats_of, packet_of, seeded, simulate
+from tests.unit.streams import beats_of, packet_of, seeded, shared, simulate
 
 CAUSES = {
     FrameReason.SHORT_FRAME: RxDrop.BAD_LENGTH, FrameReason.BAD_LENGTH: RxDrop.BAD_LENGTH,
@@ -88,7 +88,7 @@ def run(width, frames, *, stall_in=0.0, stall_out=0.0, errors=(), seed=1, hold=N
     """Send ``frames`` (bytes) through a parser; ``errors`` are the numbers of the frames the MAC aborts; ``hold``: name to
     (from, to) cycles in which that output is not ready."""
     rng = seeded(seed)
-    dut = dut or Parser(width)
+    dut = dut or shared(Parser, width)
     beats = [b for n, raw in enumerate(frames) for b in beats_of(raw, width, int(n in errors))]
     limit = int((len(beats) / (1 - stall_in) + 60) / (1 - stall_out) * 1.5) + sum(b for _, b in (hold or {}).values()) + 200
     seen = Seen([], [], [], [], [], [], 0)

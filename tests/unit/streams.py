@@ -1,4 +1,4 @@
-"""Stream drivers of the unit tests (pysim): send, receive, run with a cycle limit.
+"""Stream drivers of the unit tests (pysim): send, receive, run with a cycle limit, share an elaborated design.
 
 Typical use::
 
@@ -11,14 +11,17 @@ Typical use::
     simulate(dut, feed, drain)
 """
 
+import contextlib
+import functools
 import random
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from amaranth.hdl import Value
 from amaranth.sim import Simulator
 
-__all__ = ["beats_of", "collect", "packet_of", "recv", "recv_packet", "seeded", "send", "send_packets", "simulate"]
+__all__ = ["beats_of", "collect", "packet_of", "recv", "recv_packet", "seeded", "send", "send_packets", "shared", "simulate"]
 
 PERIOD = 8e-9  # seconds; the ECP5 target's 125 MHz
 
@@ -29,8 +32,110 @@ def seeded(seed: int) -> random.Random:
     return random.Random(seed)
 
 
-def simulate(dut, *benches: Callable[[Any], Awaitable[None]], limit: int = 2000, vcd: str | None = None) -> None:
-    """Run ``benches`` on ``dut`` until all have returned. TimeoutError after ``limit`` cycles."""
+class _Design:
+    """A design in a simulator, for run after run. Its benches are put into slots, which end with the run they are in."""
+
+    def __init__(self, dut):
+        self.dut = dut
+        self.sim = Simulator(dut)
+        self.sim.add_clock(PERIOD)
+        self._benches: list[Callable[[Any], Awaitable[None]]] = []
+        self._slots = 0
+        self._waited = 0  # benches not to be cut off that still run
+        self._inside: list[_Cut] = []  # benches that have not ended
+        self._over = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether another run may start: nothing of the last one is left."""
+        return self._over and not self._inside
+
+    def run(self, benches, background) -> None:
+        """From reset until all ``benches`` have returned; those of ``background`` are cut off then."""
+        self._benches = [*background, *(self._counted(bench) for bench in benches)]
+        self._waited, self._over = len(benches), False
+        if self._slots:
+            self.sim.reset()
+        else:
+            self.sim.add_testbench(self._end)
+        while self._slots < len(self._benches):
+            self.sim.add_testbench(functools.partial(self._slot, self._slots), background=True)
+            self._slots += 1
+        try:
+            self.sim.run()
+        except BaseException:
+            for bench in self._inside:
+                bench.end()
+            raise
+
+    def _counted(self, bench):
+        async def run(ctx):
+            await bench(ctx)
+            self._waited -= 1
+        return run
+
+    async def _end(self, ctx):
+        while self._waited:
+            await ctx.tick()
+        self._over = True
+        await ctx.tick().repeat(2)
+
+    async def _slot(self, number, ctx):
+        if number < len(self._benches):
+            bench = _Cut(self._benches[number](ctx), self)
+            self._inside.append(bench)
+            await bench
+            self._inside.remove(bench)
+
+
+class _Over(Exception):  # noqa: N818 (no error)
+    """The run of a bench is over."""
+
+
+class _Cut:
+    """Awaits a bench step by step, as long as its run is not over."""
+
+    def __init__(self, bench, design: _Design):
+        self.bench, self.design = bench, design
+
+    def __await__(self):
+        try:
+            while True:
+                yield self.bench.send(None)
+                if self.design._over:
+                    self.end()
+                    return
+        except StopIteration:
+            return
+
+    def end(self) -> None:
+        """Ends it where it waits. (`close` would leave the generators it waits in behind.)"""
+        with contextlib.suppress(_Over, StopIteration, RuntimeError, ValueError):
+            self.bench.throw(_Over())
+
+
+_designs: OrderedDict[Any, _Design] = OrderedDict()  # newest last
+KEPT = 4  # designs of a process
+
+
+def shared(kind: Callable[..., Any], *arguments, **named):
+    """``kind(*arguments, **named)``, made and elaborated once for many runs of `simulate`; each starts from reset.
+
+    For tests that read and write ports only: what they change in the object itself the next test would see. Arguments are
+    told apart by value, `Params` by its configuration.
+    """
+    key = (kind, *(getattr(argument, "config", argument) for argument in arguments), *sorted(named.items()))
+    if key not in _designs:
+        _designs[key] = _Design(kind(*arguments, **named))
+        while len(_designs) > KEPT:
+            _designs.popitem(last=False)
+    _designs.move_to_end(key)
+    return _designs[key].dut
+
+
+def simulate(dut, *benches: Callable[[Any], Awaitable[None]], background=(), limit: int | None = 2000,
+             vcd: str | None = None) -> None:
+    """Run ``benches`` on ``dut`` until all have returned; ``background`` ones may go on. TimeoutError after ``limit`` cycles."""
     pending = len(benches)
 
     def counted(bench):
@@ -41,22 +146,30 @@ def simulate(dut, *benches: Callable[[Any], Awaitable[None]], limit: int = 2000,
         return run
 
     async def watchdog(ctx):
-        for _ in range(limit):
+        for _ in range(limit or 0):
             await ctx.tick()
             if not pending:
                 return
-        raise TimeoutError(f"{pending} of {len(benches)} benches still wait after {limit} cycles")
+        if limit is not None:
+            raise TimeoutError(f"{pending} of {len(benches)} benches still wait after {limit} cycles")
 
-    sim = Simulator(dut)
-    sim.add_clock(PERIOD)
-    for bench in benches:
-        sim.add_testbench(counted(bench))
-    sim.add_testbench(watchdog)
-    if vcd is None:
-        sim.run()
-    else:
-        with sim.write_vcd(vcd):
+    key = next((key for key, design in _designs.items() if design.dut is dut), None)
+    if key is None:
+        sim = Simulator(dut)
+        sim.add_clock(PERIOD)
+        for bench in background:
+            sim.add_testbench(bench, background=True)
+        for bench in (*map(counted, benches), watchdog):
+            sim.add_testbench(bench)
+        with contextlib.nullcontext() if vcd is None else sim.write_vcd(vcd):
             sim.run()
+        return
+    design = _designs[key]
+    try:
+        design.run([*map(counted, benches), watchdog], background)
+    finally:
+        if not design.usable:  # a run that failed leaves it behind
+            _designs.pop(key, None)
 
 
 async def send(ctx, stream, items: Iterable[Any], rng: random.Random | None = None, p_stall: float = 0.0) -> None:

@@ -4,7 +4,6 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 import pytest
-from amaranth.sim import Simulator
 
 from rnic.abi import CQ_CTX, CQE, CqeFlags, CtxTable, EventType, WcOpcode, WcStatus
 from rnic.completion.cqe import CqeWriter
@@ -12,8 +11,8 @@ from rnic.config import CONFIGS, Params
 from rnic.records import XlateStatus
 from tests.rules import rule
 
-from .responder_bench import Port
-from .streams import seeded
+from .responder_bench import Port, Sampler
+from .streams import seeded, shared, simulate
 
 PAGE = 4096
 
@@ -37,7 +36,7 @@ class CqBench:
 
     def __init__(self, config: str, rng, stall: float, cqs: list[Cq]):
         self.p, self.rng = Params(CONFIGS[config]), rng
-        self.dut = d = CqeWriter(self.p)
+        self.dut = d = shared(CqeWriter, self.p)
         self.cqs = {cq.cqn: cq for cq in cqs}
         self.memory = bytearray(16 * PAGE)
         free = list(range(1, 16))
@@ -138,6 +137,7 @@ class CqBench:
     def run(self, requests, limit=4000, settle=120):
         d = self.dut
         names, ports = list(self.ports), list(self.ports.values())
+        sampler = Sampler(self.ports, [d.overflow, d.probe])
         requests = deque(requests)
 
         async def bench(ctx):
@@ -162,30 +162,23 @@ class CqBench:
                         self.ports[entry[1]].queue.append(entry[2])
                 for port in ports:
                     port.drive(ctx)
-                values = (await ctx.tick().sample(
-                    *(s for port in ports for s in (port.stream.valid, port.stream.ready, port.stream.payload)),
-                    d.overflow, d.probe))[2:]
-                self.overflows += values[-2]
-                if values[-1].valid:
-                    self.written_probes.append(int(values[-1].index))
+                _, _, raw = await ctx.tick().sample(sampler.value)
+                self.overflows += sampler.other(raw, 0)
+                if sampler.other(raw, 1).valid:
+                    self.written_probes.append(int(sampler.other(raw, 1).index))
                 moved = False
                 for i, (name, port) in enumerate(zip(names, ports, strict=True)):
-                    valid, ready, payload = values[3 * i : 3 * i + 3]
-                    if port.settle(ctx, valid, ready):
+                    if sampler.moved(raw, i):
+                        port.settle(ctx)
                         moved = True
                         if name == "done":
                             self.done_cycles.append(cycle)
                         if not port.feeds:
-                            self.react(name, payload, cycle)
+                            self.react(name, sampler.payload(raw, i), cycle)
                 still = 0 if moved or self.later else still + 1
             self.poll()
 
-        sim = Simulator(d)
-        sim.add_clock(4e-9)
-        sim.add_testbench(bench)
-        if self.extra is not None:
-            sim.add_testbench(self.extra)
-        sim.run()
+        simulate(d, bench, *([] if self.extra is None else [self.extra]), limit=None)
 
 
 @rule("R-CQ-2", "R-CQ-3", "R-CQ-4", "R-CQ-9", "R-ERR-4", "R-CQ-6")

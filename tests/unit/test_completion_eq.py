@@ -3,7 +3,6 @@
 from collections import deque
 
 import pytest
-from amaranth.sim import Simulator
 
 from rnic.abi import EQ_CTX, EQE, EQE_BYTES, CtxTable, EventType
 from rnic.completion.eq import EqWriter
@@ -11,8 +10,8 @@ from rnic.config import CONFIGS, Params
 from rnic.records import XlateStatus
 from tests.rules import rule
 
-from .responder_bench import Port
-from .streams import seeded
+from .responder_bench import Port, Sampler
+from .streams import seeded, shared, simulate
 
 PAGE = 4096
 
@@ -22,7 +21,7 @@ class EqBench:
 
     def __init__(self, config, seed, stall, logs):
         self.p, self.rng = Params(CONFIGS[config]), seeded(seed)
-        self.dut = d = EqWriter(self.p)
+        self.dut = d = shared(EqWriter, self.p)
         self.logs = logs  # EQN: log2 of the entries
         self.memory = bytearray(PAGE * (1 + self.p.num_eqs))
         self.ports = {name: Port(stream, self.rng, stall, feeds=feeds) for name, stream, feeds in [
@@ -82,6 +81,7 @@ class EqBench:
     def run(self, events, *, gap=0, limit=6000, settle=150):
         d, events = self.dut, deque(events)
         names, ports = list(self.ports), list(self.ports.values())
+        sampler = Sampler(self.ports, [d.eq_event, d.fatal])
 
         async def bench(ctx):
             still = cycle = 0
@@ -99,28 +99,23 @@ class EqBench:
                         self.ports[entry[1]].queue.append(entry[2])
                 for port in ports:
                     port.drive(ctx)
-                values = (await ctx.tick().sample(
-                    *(s for port in ports for s in (port.stream.valid, port.stream.ready, port.stream.payload)),
-                    d.eq_event, d.fatal))[2:]
-                self.fatal |= values[-1]
+                _, _, raw = await ctx.tick().sample(sampler.value)
+                self.fatal |= sampler.other(raw, 1)
                 for eqn in self.logs:
-                    if values[-2] >> eqn & 1:
+                    if sampler.other(raw, 0) >> eqn & 1:
                         self.irqs[eqn] += 1
                         if self.takes:
                             self.later.append((cycle + self.rng.randint(1, 60), "irq", eqn))
                 moved = False
                 for i, (name, port) in enumerate(zip(names, ports, strict=True)):
-                    valid, ready, payload = values[3 * i : 3 * i + 3]
-                    if port.settle(ctx, valid, ready):
+                    if sampler.moved(raw, i):
+                        port.settle(ctx)
                         moved = True
                         if not port.feeds:
-                            self.react(name, payload, cycle)
+                            self.react(name, sampler.payload(raw, i), cycle)
                 still = 0 if moved or self.later else still + 1
 
-        sim = Simulator(d)
-        sim.add_clock(4e-9)
-        sim.add_testbench(bench)
-        sim.run()
+        simulate(d, bench, limit=None)
 
 
 def event(eqn, number, kind=EventType.COMPLETION):

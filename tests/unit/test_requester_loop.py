@@ -45,8 +45,8 @@ from rnic.stream.arbiter import StreamArbiter
 from rnic.wire.opcode import Opcode
 from rnic.wire.syndrome import NakCode, ack_syndrome, nak_syndrome
 from tests.rules import rule
-from tests.unit.requester import ctx_write, offer, run
-from tests.unit.streams import seeded
+from tests.unit.requester import ctx_write, offer
+from tests.unit.streams import seeded, shared, simulate
 from tests.unit.test_requester_wqe_fetch import Host
 
 LOG_SQ = 3
@@ -167,7 +167,7 @@ def test_every_wqe_gets_its_end(name, seed, trouble):
     """One CQE per WQE in post order, counters wrapping; one QP gets in trouble: what follows is flushed, posts after it too."""
     rng = seeded(seed)
     p = Params(CONFIGS[name].replace(num_qps=4))
-    dut = Requester(p)
+    dut = shared(Requester, p)
     host = Rings(p, dut, rng, stall=0.1, latency=(2, 12))
     total, sick, at = 22, 2, 9
     posted, cqes, payload = defaultdict(int), defaultdict(list), defaultdict(list)
@@ -253,7 +253,7 @@ def test_every_wqe_gets_its_end(name, seed, trouble):
                     await ctx_write(ctx, dut, table, n, 0, QpState.ERR, mask=1)
                 await offer(ctx, dut.kick, {"qpn": n})
 
-    run(dut, driver, background=[host.translate, host.memory, peer, answer, gather, cqs, command_engine,
+    simulate(dut, driver, background=[host.translate, host.memory, peer, answer, gather, cqs, command_engine,
                                    street(dut, rng)], limit=9000)
     for n in range(4):
         assert [c for c, _ in cqes[n]] == [starts[n] + k & 0xFFFF for k in range(total)], f"QP {n}"
@@ -286,7 +286,7 @@ def test_reads_and_fences(name, seed, limit):
     """READ limit and fence: never broken, order kept, every WQE ends (no wake-up is lost), and nothing spins meanwhile."""
     rng = seeded(seed)
     p = Params(CONFIGS[name].replace(num_qps=4, max_rd_atomic=4))
-    dut = Requester(p)
+    dut = shared(Requester, p)
     host = Rings(p, dut, rng, stall=0.1, latency=(2, 12))
     total = 24
     wrs = {n: [] for n in range(4)}
@@ -366,7 +366,7 @@ def test_reads_and_fences(name, seed, limit):
             ctx.set(dut.cqe.ready, rng.random() < 0.7)
 
     background = [host.translate, host.memory, peer, answer, cqs, street(dut, rng, delay=(5, 120), seen=in_memory)]
-    run(dut, driver, background=background, limit=12000)
+    simulate(dut, driver, background=background, limit=12000)
     for n in range(4):
         assert cqes[n] == [(k, WcStatus.SUCCESS) for k in range(total)], f"QP {n}"
     assert fetched <= 5 * total * 4  # host reads: a sleeping QP fetches nothing

@@ -9,8 +9,8 @@ from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent
 from rnic.requester.schedule import Scheduler
 from tests.rules import rule
-from tests.unit.requester import ctx_words, ctx_write, offer, read_port, run
-from tests.unit.streams import seeded
+from tests.unit.requester import ctx_words, ctx_write, offer, read_port
+from tests.unit.streams import seeded, shared, simulate
 
 RTS, ERR, SQD = QpState.RTS, QpState.ERR, QpState.SQD
 
@@ -59,7 +59,7 @@ def test_nothing_is_lost_with_random_events(name, seed):
     """Doorbells, wakes, rewinds and kicks at random times: every posted WQE is fetched once, in order."""
     rng = seeded(seed)
     p = Params(CONFIGS[name].replace(num_qps=8))
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     queues = {
         n: Queue(log_sq=rng.randrange(0, 8), log_stride=rng.choice([6, 7]), start=rng.choice([0, 0xFFF0, 0xFFFF, 5]),
                  total=rng.randrange(15, 40)) for n in rng.sample(range(8), 5)
@@ -110,7 +110,7 @@ def test_nothing_is_lost_with_random_events(name, seed):
                 queues[job.qpn].check(p, job)
             quiet = quiet + 1 if finished and not valid else 0
 
-    run(dut, doorbells, progress, fetches, background=[done_port(dut, queues)], limit=9000)
+    simulate(dut, doorbells, progress, fetches, background=[done_port(dut, queues)], limit=9000)
     assert all(q.fetched == q.done == q.total for q in queues.values())
     assert rewinds > 0
 
@@ -119,7 +119,7 @@ def test_nothing_is_lost_with_random_events(name, seed):
 def test_one_event_at_every_moment_of_a_turn(event):
     """A turn runs for one doorbell; one further event, and nothing after it, at each cycle around that turn: it must count."""
     p = Params(CONFIGS["tiny"].replace(num_qps=32, wqe_batch=4))
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     delays = range(1, 22)
     queues = {n: Queue(log_sq=4) for n in delays}  # one QP a delay
     jobs = {n: [] for n in delays}
@@ -162,7 +162,7 @@ def test_one_event_at_every_moment_of_a_turn(event):
         for n in delays:
             await trial(ctx, n)
 
-    run(dut, bench, background=[done_port(dut, queues)])
+    simulate(dut, bench, background=[done_port(dut, queues)])
     for n in delays:
         if event == "rewind":
             assert jobs[n][-1] == (0, 1, 9), n
@@ -175,7 +175,7 @@ def test_one_event_at_every_moment_of_a_turn(event):
 def test_rate_and_turns(width):
     """Every QP has much to do: one turn per at most 9 cycles, strictly in turn."""
     p = Params(CONFIGS[width].replace(num_qps=8, sq_outstanding=128))
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     queues = {n: Queue(log_sq=7, log_stride=6) for n in range(8)}
     jobs = []
 
@@ -196,7 +196,7 @@ def test_rate_and_turns(width):
                 queues[job.qpn].check(p, job)
                 jobs.append((cycle, job.qpn))
 
-    run(dut, bench, background=[done_port(dut, queues)])
+    simulate(dut, bench, background=[done_port(dut, queues)])
     gaps = [b - a for (a, _), (b, _) in zip(jobs, jobs[1:], strict=False)]
     assert len(jobs) >= 36 and max(gaps) <= 9
     assert all({n for _, n in jobs[at : at + 8]} == set(range(8)) for at in range(8, len(jobs) - 8))
@@ -204,7 +204,7 @@ def test_rate_and_turns(width):
 
 def test_latency_from_doorbell():
     p = Params(CONFIGS["tiny"])
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     queues = {3: Queue(start=0xFFFF, posted=1)}
     seen = []
 
@@ -222,7 +222,7 @@ def test_latency_from_doorbell():
             if probe.valid:
                 assert (probe.event, probe.qpn, probe.index) == (ProbeEvent.SQ_DOORBELL, 3, 0)
 
-    run(dut, bench, background=[done_port(dut, queues)])
+    simulate(dut, bench, background=[done_port(dut, queues)])
     assert [job[1:] for job in seen] == [(0xFFFF, 1)]
     assert seen[0][0] <= 12
 
@@ -231,7 +231,7 @@ def test_latency_from_doorbell():
 def test_err_flushes_and_other_states_do_nothing():
     """R-ERR-5: each doorbell in ERR gives a flush; a producer beyond the ring is a driver fault and counts as a full ring."""
     p = Params(CONFIGS["tiny"])
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     queues = {1: Queue(start=0xFFFE, log_sq=2), 2: Queue(log_sq=2)}
 
     async def flushes(ctx, cycles=40, ready=1):
@@ -274,13 +274,13 @@ def test_err_flushes_and_other_states_do_nothing():
         assert queues[2].fetched == 2  # sq_outstanding
         assert await flushes(ctx) == [(1, 2), (1, 2)]
 
-    run(dut, bench, background=[done_port(dut, queues)])
+    simulate(dut, bench, background=[done_port(dut, queues)])
 
 
 @pytest.mark.parametrize("log_sq,count", [(0, 1), (3, 8), (15, 16)])
 def test_producer_fault_fetches_no_more_than_the_ring_holds(log_sq, count):
     p = Params(CONFIGS["hundred"].replace(num_qps=4, sq_outstanding=16))
-    dut = Scheduler(p)
+    dut = shared(Scheduler, p)
     queues = {0: Queue(log_sq=log_sq, start=7, posted=0xFFFF)}
 
     async def bench(ctx):
@@ -293,7 +293,7 @@ def test_producer_fault_fetches_no_more_than_the_ring_holds(log_sq, count):
                 queues[0].check(p, job)
         assert queues[0].fetched == count
 
-    run(dut, bench, background=[done_port(dut, queues)])
+    simulate(dut, bench, background=[done_port(dut, queues)])
 
 
 def test_reset_command_wins_over_a_turn():
@@ -301,7 +301,7 @@ def test_reset_command_wins_over_a_turn():
     p = Params(CONFIGS["tiny"].replace(num_qps=2, sq_outstanding=16))
 
     for delay in range(12):
-        dut = Scheduler(p)
+        dut = shared(Scheduler, p)
         queues = {1: Queue(posted=1)}
         indices = []
 
@@ -321,5 +321,5 @@ def test_reset_command_wins_over_a_turn():
                 if valid:
                     indices.append(int(job.index))
 
-        run(dut, bench, background=[done_port(dut, queues)])
+        simulate(dut, bench, background=[done_port(dut, queues)])
         assert indices[-1] == 5, (delay, indices)

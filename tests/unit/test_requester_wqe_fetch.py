@@ -5,8 +5,8 @@ import pytest
 from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent, XlateStatus
 from rnic.requester.wqe_fetch import WqeFetch
-from tests.unit.requester import offer, run
-from tests.unit.streams import seeded
+from tests.unit.requester import offer
+from tests.unit.streams import seeded, shared, simulate
 
 
 class Host:
@@ -101,7 +101,7 @@ def random_jobs(p, rng, count):
 def test_jobs_to_wqes(name, seed, piece, stall):
     rng = seeded(seed)
     p = Params(CONFIGS[name].replace(num_qps=8))
-    dut = WqeFetch(p)
+    dut = shared(WqeFetch, p)
     host = Host(p, dut, rng, piece=piece, fail={2}, bus_fail={3}, stall=stall)
     jobs = random_jobs(p, rng, 40)
     total = sum(job["count"] for job in jobs)
@@ -125,7 +125,7 @@ def test_jobs_to_wqes(name, seed, piece, stall):
             _, _, valid = await ctx.tick().sample(dut.wqe.valid)
             assert not valid
 
-    run(dut, feed, drain, background=[host.translate, host.memory], limit=6000)
+    simulate(dut, feed, drain, background=[host.translate, host.memory], limit=6000)
     expected = {}
     for job in jobs:
         for k in range(job["count"]):
@@ -139,7 +139,7 @@ def test_jobs_to_wqes(name, seed, piece, stall):
 
 def test_misaligned_ring_is_an_error():
     p = Params(CONFIGS["tiny"])
-    dut = WqeFetch(p)
+    dut = shared(WqeFetch, p)
     host = Host(p, dut, seeded(1))
     host.base[1] += 8
 
@@ -155,13 +155,13 @@ def test_misaligned_ring_is_an_error():
         assert errors == {1: 1, 0: 0}
         assert host.commands == [(host.base[0] + 64, 64)]
 
-    run(dut, bench, background=[host.translate, host.memory])
+    simulate(dut, bench, background=[host.translate, host.memory])
 
 
 def test_a_cold_translation_does_not_stop_other_qps():
     """One QP's translation takes 400 cycles; jobs of others pass it, its own wait and keep their order."""
     p = Params(CONFIGS["gigabit"].replace(num_qps=8))
-    dut = WqeFetch(p)
+    dut = shared(WqeFetch, p)
     rng = seeded(9)
     host = Host(p, dut, rng, latency=(4, 4))
     seen = []
@@ -193,7 +193,7 @@ def test_a_cold_translation_does_not_stop_other_qps():
             if valid:
                 seen.append((cycle, int(wqe.qpn), int(wqe.index)))
 
-    run(dut, feed, drain, background=[host.translate, host.memory])
+    simulate(dut, feed, drain, background=[host.translate, host.memory])
     assert [s[1:] for s in seen] == [(2, k) for k in range(12)] + [(1, 0), (1, 1)]
     assert seen[11][0] < 300
 
@@ -202,7 +202,7 @@ def test_a_cold_translation_does_not_stop_other_qps():
 def test_rate_and_probe(name, bound):
     """64-byte WQEs: at most 2 cycles each at 512 bits, 8 words (and one idle cycle) at 64."""
     p = Params(CONFIGS[name].replace(num_qps=8, desc_depth=32, wqe_batch=8, sq_outstanding=128))
-    dut = WqeFetch(p)
+    dut = shared(WqeFetch, p)
     host = Host(p, dut, seeded(3), latency=(4, 4))
     times, probes = [], []
 
@@ -223,6 +223,6 @@ def test_rate_and_probe(name, bound):
                 assert probe.event == ProbeEvent.WQE_FETCH and probe.length == 512
                 probes.append((int(probe.qpn), int(probe.index)))
 
-    run(dut, feed, drain, background=[host.translate, host.memory])
+    simulate(dut, feed, drain, background=[host.translate, host.memory])
     assert (times[-1] - times[8]) / (len(times) - 9) <= bound
     assert sorted(probes) == sorted((k % 4, 8 * (k // 4)) for k in range(12))

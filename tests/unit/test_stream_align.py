@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnic.stream.align import Packer, Scatter
-from tests.unit.streams import beats_of, collect, recv, recv_packet, seeded, send, send_packets, simulate
+from tests.unit.streams import beats_of, collect, recv, recv_packet, seeded, send, send_packets, shared, simulate
 
 
 def words_of(segments, lanes, rng, err=0):
@@ -31,7 +31,7 @@ def words_of(segments, lanes, rng, err=0):
 
 def run_packer(width, packets, rng, p_in=0.0, p_out=0.0, limit=20000):
     """packets: list of (segments, err)."""
-    dut = Packer(width)
+    dut = shared(Packer, width)
     want = [(b"".join(payload for _, payload in segments), err) for segments, err in packets]
 
     async def feed(ctx):
@@ -85,7 +85,7 @@ def test_packer_512_drawn(shapes, p_stall):
 
 
 def test_packer_err_of_a_middle_word():
-    dut = Packer(64)
+    dut = shared(Packer, 64)
     rng = seeded(3)
     words = words_of([(3, rng.randbytes(30))], 8, rng) + words_of([(0, rng.randbytes(9))], 8, rng)
     words[1]["err"] = 1
@@ -109,7 +109,7 @@ def test_packer_rate(width, latency):
     shifted = [([(lanes - 1, rng.randbytes(4 * lanes))], 0) for _ in range(4)]
     for packets, want in ((aligned, list(range(latency, latency + 16))),
                           (shifted, [latency + 1 + 5 * p + k for p in range(4) for k in range(4)])):
-        dut = Packer(width)
+        dut = shared(Packer, width)
 
         async def feed(ctx, dut=dut, packets=packets):
             for segments, err in packets:
@@ -122,7 +122,7 @@ def test_packer_rate(width, latency):
 
 
 def test_packer_rejects_an_empty_word_inside():
-    dut = Packer(64)
+    dut = shared(Packer, 64)
     word = {"data": 0, "first": 0, "count": 8, "last": 0, "err": 0}
 
     async def feed(ctx):
@@ -163,7 +163,7 @@ def scatter_command(start, length, lanes, tag=0):
 
 def run_scatter(width, jobs, rng, p_in=0.0, p_out=0.0, block=None, limit=20000):
     lanes = width // 8
-    dut = Scatter(width, block=block, tag_width=4)
+    dut = shared(Scatter, width, block=block, tag_width=4)
 
     async def commands(ctx):
         await send(ctx, dut.command, [scatter_command(start, len(payload), lanes, k & 15)
@@ -211,7 +211,7 @@ def test_scatter_rate(width, latency):
     lanes = width // 8
     rng = seeded(17)
     jobs = [(lanes - 1, rng.randbytes(3 * lanes))] * 3 + [(0, rng.randbytes(lanes))] * 4
-    dut = Scatter(width)
+    dut = shared(Scatter, width)
     words = 3 * 4 + 4
 
     async def commands(ctx):
@@ -228,7 +228,7 @@ def test_scatter_rate(width, latency):
 
 
 def test_scatter_rejects_a_wrong_length():
-    dut = Scatter(64)
+    dut = shared(Scatter, 64)
 
     async def feed(ctx):
         ctx.set(dut.o.ready, 1)

@@ -7,7 +7,7 @@ from rnic.config import CONFIGS, Params
 from rnic.records import ProbeEvent, XlateStatus
 from rnic.tx.gather import Gather
 from tests.rules import rule
-from tests.unit.streams import beats_of, packet_of, recv, seeded, send, simulate
+from tests.unit.streams import beats_of, packet_of, recv, seeded, send, shared, simulate
 
 PAGE = 4096
 SPACE = 1 << 44  # virtual and physical addresses of the model
@@ -66,7 +66,7 @@ class World:
                  failures=0):  # fmt: skip
         self.p, self.host, self.packets, self.rng, self.p_stall = p, host, packets, rng, p_stall
         self.xlate_delay, self.read_delay = xlate_delay, read_delay
-        self.dut = Gather(p)
+        self.dut = shared(Gather, p)
         self.expect = len(packets) if expect is None else expect
         self.want_failures = failures
         self.headers, self.payloads, self.failures = [], [], []
