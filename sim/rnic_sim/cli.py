@@ -146,11 +146,18 @@ class _Bar:
 
 
 @app.command()
-def waves(view: Annotated[Path, typer.Argument(metavar="FILE", help="view (.gtkw) that --waves left beside its FST")]) -> None:
+def waves(
+    view: Annotated[Path, typer.Argument(metavar="FILE", help="view (.gtkw, .sucl) that --waves left beside its FST")],
+) -> None:
     """Open waves with GTKWave or Surfer."""
     if not view.is_file():
         raise FileNotFoundError(f"no file {view}")
-    if viewer := shutil.which("gtkwave"):
+    if view.suffix == ".sucl":  # <waves>.<operation>.sucl, for Surfer alone
+        if (viewer := shutil.which("surfer")) is None:
+            raise LookupError("no Surfer: put it on PATH")
+        fst = view.with_suffix("").with_suffix(".fst").name
+        subprocess.run([viewer, "--command-file", view.name, fst], cwd=view.parent, check=True)
+    elif viewer := shutil.which("gtkwave"):
         subprocess.run([viewer, view.name], cwd=view.parent, check=True)  # the paths in the view are relative
     elif viewer := shutil.which("surfer"):
         subprocess.run([viewer, view.with_suffix(".fst").name], cwd=view.parent, check=True)

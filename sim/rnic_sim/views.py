@@ -1,4 +1,4 @@
-"""The saved GTKWave view of a run: for each operation the street from doorbell to CQE, numbers by name."""
+"""The saved views of a run: for each operation the street from doorbell to CQE, numbers by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rnic.records import ProbeEvent
 from .lab import Lab
 from .names import SLOT_NAMES
 from .shell import SHELL
-from .waves import Trace, signal_path, write_gtkw
+from .waves import Trace, signal_path, write_gtkw, write_surfer
 
 __all__ = ["OPERATIONS", "life_of", "write_view"]
 
@@ -47,14 +47,19 @@ def _record(nic: int, slot: str, taps: dict, group: str) -> list[Trace]:
 
 
 def write_view(lab: Lab, wave_file: Path) -> Path:
-    """Write ``<wave file>.gtkw``: a group for each operation, then the state machines of each RNIC."""
+    """Write ``<wave file>.gtkw``: a group for each operation, then the state machines of each RNIC; and for Surfer a command
+    file ``<wave file>.<operation>.sucl`` for each."""
     manifest = lab.world.manifest
     slots, taps = manifest["probe_names"], manifest.get("probe_taps")
     traces = [Trace(signal_path(0, "clk"))]
     if taps is not None:
         for operation in OPERATIONS:
+            life: list[Trace] = []
             for nic, slot in life_of(operation, slots):
-                traces += _record(nic, slot, taps, f"{operation} by host A")
+                life += _record(nic, slot, taps, f"{operation} by host A")
+            name = "_".join(operation.lower().replace(",", "").split())
+            write_surfer(wave_file.with_suffix(f".{name}.sucl"), [traces[0], *life])
+            traces += life
     for nic, _ in enumerate(lab.machines):
         for path, names in manifest.get("states", {}).items():
             states = {int(value): name for value, name in names.items()}

@@ -1,4 +1,4 @@
-"""Waves: switches the FST file of a world, and writes the GTKWave save file that gives numbers their names."""
+"""Waves: switches the FST file of a world, and writes the views of GTKWave and Surfer."""
 
 import enum
 import os
@@ -13,7 +13,7 @@ from vcd.gtkw import GTKWSave
 from .shell import SHELL
 from .world import World
 
-__all__ = ["Trace", "recording", "signal_path", "write_filter", "write_gtkw"]
+__all__ = ["Trace", "recording", "signal_path", "write_filter", "write_gtkw", "write_surfer"]
 
 
 @contextmanager
@@ -86,4 +86,19 @@ def write_gtkw(path: str | Path, wave_file: str | Path, traces: Iterable[Trace])
                 save.trace(_path_in_file(trace), alias=trace.alias, datafmt=trace.format, translate_filter_file=filter_file)
             if group:
                 save.end_group(group)
+    return target
+
+
+def write_surfer(path: str | Path, traces: Iterable[Trace]) -> Path:
+    """Writes a Surfer command file (``surfer --command-file PATH WAVES``): the traces in the order given, a divider a group.
+
+    Surfer takes the names of values from the FST itself, where the signal has an enum type there.
+    """
+    target, lines, group = Path(path), [], ""
+    for trace in traces:
+        if trace.group != group:
+            group = trace.group
+            lines.append(f"divider_add {re.sub(r'[^A-Za-z0-9]+', '_', group)}")
+        lines.append(f"variable_add {trace.path}")
+    target.write_text("\n".join([*lines, "zoom_fit", ""]))
     return target

@@ -112,6 +112,12 @@ def test_waves_hold_the_names(tmp_path):
     shown = re.findall(r"^(?:\+\{[^}]*\} )?([ab]\.\S+)$", view, re.M)
     assert len(shown) > 100 and not set(shown) - set(variables)
     assert str(tmp_path) not in view
+    names = {re.sub(r"\[.*", "", name) for name in variables}
+    surfer = {path.name: path.read_text() for path in tmp_path.glob("*.sucl")}
+    assert set(surfer) == {"w.write.sucl", "w.send.sucl", "w.read_atomic.sucl"}
+    for text in surfer.values():
+        added = re.findall(r"^variable_add (\S+)$", text, re.M)
+        assert len(added) > 30 and not set(added) - names
 
 
 def test_demo_tells_every_step_in_80_columns():

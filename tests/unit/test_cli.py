@@ -62,6 +62,18 @@ def test_waves_runs_the_viewer_on_path(monkeypatch, capsys, tmp_path):
     assert proof.read_text().split() == ["demo.gtkw", "content"]  # run in its directory
 
 
+def test_waves_of_one_operation_open_in_surfer(monkeypatch, capsys, tmp_path):
+    view, proof, viewer = tmp_path / "demo.read_atomic.sucl", tmp_path / "proof", tmp_path / "surfer"
+    view.write_text("zoom_fit\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, err = run(monkeypatch, capsys, "waves", str(view))
+    assert code == 1 and err.count("\n") == 1 and "Surfer" in err
+    viewer.write_text(f"#!/bin/sh\nprintf '%s ' \"$@\" > {proof}\n")
+    viewer.chmod(0o755)
+    code, _, err = run(monkeypatch, capsys, "waves", str(view))
+    assert code == 0 and proof.read_text().split() == ["--command-file", "demo.read_atomic.sucl", "demo.fst"]
+
+
 def test_script():
     """Defaults, flags, numbers in hex, comments, repetition."""
     text = """
