@@ -40,7 +40,8 @@ class RnicConfig:
     tlb_entries: entries of the translation cache (power of two, at least 2).
     walks: page-table walks under way at once.
     wqe_batch: send WQEs read by one host access at most (power of two).
-    rx_drop: True: ``net_rx`` never stalls, whole frames are dropped and counted when there is no room.
+    rx_drop: True: ``net_rx`` never stalls, whole frames are dropped and counted when there is no room. False: ``net_rx`` waits
+        for room, a wire without faults loses nothing.
     probe: True: the ``probe`` port exists.
     """
 

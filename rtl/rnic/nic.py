@@ -115,7 +115,7 @@ class Nic(wiring.Component):
             "eth_merge": EthMerge(p),
             # receive street
             "parser": Parser(p.data_width),
-            "packet_store": PacketStore(p.data_width, p.rx_cells),
+            "packet_store": PacketStore(p.data_width, p.rx_cells, stall=not p.rx_drop),
             "filter": Filter(p),
             "responder": responder,
             "completer": Completer(p),

@@ -373,6 +373,7 @@ class Bench:
                 ("read", d.read.command, False), ("write", d.write.command, False), ("data", d.write.data, False),
             ]
         }
+        self.ports["ack"].stall = 0.0  # else ACKs are merged (R-ACK-2), and the model gives each
         self.later: list = []  # (cycle, port, item)
         self.cells: dict[int, bytes] = {}
         self.bad_writes: set[int] = set()  # physical addresses: error response

@@ -185,3 +185,38 @@ def test_double_free_is_caught():
 def test_bad_sizes(cells, cell_bytes, message):
     with pytest.raises(ValueError, match=message):
         PacketStore(64, cells, cell_bytes)
+
+
+@pytest.mark.parametrize("width", [64, 512])
+def test_stall_drops_nothing(width):
+    """With ``stall`` the input waits for cells: packets of three times the store come through a slow reader, whole and in order;
+    aborted ones between them give their cells back."""
+    rng = seeded(width)
+    dut = PacketStore(width, 6, stall=True)
+    packets = [(rng.randbytes(rng.choice((1, 256, 300, 800, 1200))), int(rng.random() < 0.3)) for _ in range(24)]
+    good = [payload for payload, err in packets if not err]
+    heads: deque = deque()
+
+    async def feed(ctx):
+        for payload, err in packets:
+            await send(ctx, dut.i, beats_of(payload, width, err))
+
+    async def handles(ctx):
+        for payload in good:
+            (handle,) = await recv(ctx, dut.handle, 1)
+            assert (handle.dropped, handle.length) == (0, len(payload))
+            heads.append(int(handle.head))
+
+    async def read(ctx):
+        for payload in good:
+            while not heads:
+                await ctx.tick()
+            await ctx.tick().repeat(200)
+            await send(ctx, dut.read, [{"head": heads.popleft(), "length": len(payload), "keep": 0}])
+
+    async def drain(ctx):
+        for payload in good:
+            assert await recv_packet(ctx, dut.o) == (payload, 0)
+
+    simulate(dut, feed, handles, read, drain, limit=12_000)
+    assert len(good) < len(packets)

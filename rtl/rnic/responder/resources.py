@@ -41,7 +41,7 @@ class State(data.StructLayout):
     """Of a QP. Requests have numbers: ``registered`` of the next to come, ``next`` to answer, ``released`` the first that may
     not be answered yet, ``finished`` the first never answered; ``next`` goes back for a duplicate. ``replay``: request ``next``
     is answered for ``length`` bytes from PSN ``psn`` on; ``streaming``: it is being answered, from there on. ``tail``: the
-    ACK or NAK behind all requests."""
+    ACK or NAK behind all requests; ``opened``: what goes out before the answer of request ``next`` has gone."""
 
     def __init__(self):
         super().__init__({
@@ -56,6 +56,7 @@ class State(data.StructLayout):
             "replay": 1,
             "streaming": 1,
             "first": 1,  # no packet of the stream has been made
+            "opened": 1,
             "psn": 24,
             "left": 32,
             "va": 64,
@@ -70,7 +71,9 @@ class Resources(wiring.Component):
     ACKs and NAKs of a QP without unanswered requests pass. Otherwise the newest waits behind the last request (R-ACK-2: an
     ACK replaces one before it, never across a request) and goes out before the next request's answer (R-ACK-4). READs are
     answered from memory by `ReadResponse`, ``QUANTUM`` packets a turn, QPs in turn. While packets of a QP are on their way
-    there, its ACKs take that way too, so that nothing overtakes; else they go by ``ack``, the urgent way.
+    there, its ACKs take that way too, so that nothing overtakes; else they go by ``ack``, the urgent way. An ACK or NAK whose
+    way has no room waits for a turn as the ``tail``: no request waits for the wire, or two RNICs with full stores would
+    wait for each other.
 
     A duplicate READ or ATOMIC whose request is in the ring, and which asks for nothing outside it (R-DUP-3, R-DUP-5), takes
     the QP back to that request: it is answered again from the duplicate's PSN on, and all requests behind it after it, as a
@@ -225,7 +228,8 @@ class Resources(wiring.Component):
         m.d.comb += [
             room.eq(self.level < self.depth - QUANTUM),
             waiting.eq(Cat(port.valid for port in pending[:5])),
-            waiting[self._trn].eq(self._turns.o.valid & room),
+            waiting[self._fail].eq(self.failure.valid & self.ack.ready),
+            waiting[self._trn].eq(self._turns.o.valid & room & self.ack.ready),
             any_event.eq(waiting.any() & ~self._sweeping),
         ]
         # The last one wins. A drain waits for all answers before it.
@@ -241,7 +245,8 @@ class Resources(wiring.Component):
         self._direct = passes
         yield
         with m.State("Idle"):
-            m.d.comb += passes.eq(self._quiet & ~self._sweeping & self.i.valid & (self.i.p.kind == JobKind.NONE))
+            m.d.comb += passes.eq(
+                self._quiet & ~self._sweeping & self.i.valid & (self.i.p.kind == JobKind.NONE) & self.ack.ready)
             with m.If(passes):
                 m.d.comb += [
                     self.ack.valid.eq(1),
@@ -249,7 +254,7 @@ class Resources(wiring.Component):
                     self.ack.p.psn.eq(direct.psn),
                     self.ack.p.syndrome.eq(direct.syndrome),
                     self.ack.p.msn.eq(direct.msn),
-                    self.i.ready.eq(self.ack.ready),
+                    self.i.ready.eq(1),
                 ]
             with m.Elif(any_event):
                 m.d.sync += [self._event.eq(chosen), self._sent.eq(0), self._kills.eq(0), self._atomic.eq(0),
@@ -276,11 +281,13 @@ class Resources(wiring.Component):
     def _forget_all(self, m):
         """The QP has nothing to answer any more."""
         s = self._s
-        m.d.sync += [s.next.eq(s.registered), s.released.eq(s.registered), s.tail.valid.eq(0), s.streaming.eq(0), s.replay.eq(0)]
+        m.d.sync += [s.next.eq(s.registered), s.released.eq(s.registered), s.tail.valid.eq(0), s.streaming.eq(0), s.replay.eq(0),
+                     s.opened.eq(0)]  # fmt: skip
 
     def _act(self, m):
         s, item = self._s, self.i.p
-        newer = Signal()
+        newer, sendable = Signal(), Signal()
+        self._sendable = sendable  # an ACK of the QP at hand has room on its way
         distance = Signal(24)
         unanswered = Signal(_NUMBER)
         depth = 1 << self.slot_bits
@@ -289,6 +296,7 @@ class Resources(wiring.Component):
             unanswered.eq(s.registered - s.next),
             distance.eq(item.psn - s.tail.psn),
             newer.eq(~s.tail.valid | ~distance[-1]),
+            sendable.eq(Mux(self._empty & ~self._sent, self.ack.ready, self._room)),
             entry.addr.eq(self._place(s.registered)),
             entry.data.psn.eq(item.psn),
             entry.data.va.eq(item.va),
@@ -317,7 +325,7 @@ class Resources(wiring.Component):
                     m.d.comb += self.failure.ready.eq(1)
                     with m.If(failure.quiet):  # R-DUP-7
                         with m.If(s.streaming & (s.next != s.finished)):
-                            m.d.sync += s.next.eq(s.next + 1)
+                            m.d.sync += [s.next.eq(s.next + 1), s.opened.eq(0)]
                         m.d.sync += [s.streaming.eq(0), s.replay.eq(0)]
                         m.next = "Wait"
                     with m.Elif(~s.dead):
@@ -342,7 +350,7 @@ class Resources(wiring.Component):
                         m.d.comb += [self.release.ready.eq(1), self._result_write.en.eq(self.release.p.atomic)]
                         m.d.sync += s.released.eq(s.released + 1)
                         # With nothing else to answer, "Turn" would choose it.
-                        with m.If((s.next == s.released) & self._room):
+                        with m.If((s.next == s.released) & self._room & self.ack.ready):
                             m.d.sync += self._number.eq(s.next)
                             m.next = "Entry"
                         with m.Else():
@@ -359,21 +367,25 @@ class Resources(wiring.Component):
                         with m.If((s.registered + 1)[: _NUMBER] == depth):
                             m.d.sync += s.wrapped.eq(1)
                         with m.If(unanswered == depth):  # a duplicate whose place is taken: its requester has gone on
-                            m.d.sync += [s.next.eq(s.next + 1), s.streaming.eq(0), s.replay.eq(0)]
-                    with m.Elif(unanswered != 0):  # R-ACK-2
+                            m.d.sync += [s.next.eq(s.next + 1), s.streaming.eq(0), s.replay.eq(0), s.opened.eq(0)]
+                    with m.Elif((unanswered == 0) & ~s.tail.valid & sendable):
+                        m.next = "Send"
+                    with m.Else():  # R-ACK-2
                         with m.If(newer):
                             m.d.sync += [s.tail.psn.eq(item.psn), s.tail.syndrome.eq(item.syndrome), s.tail.msn.eq(item.msn)]
                         m.d.sync += s.tail.valid.eq(1)
-                    with m.Else():
-                        m.next = "Send"
+                        with m.If(unanswered == 0):
+                            self._list(m)
                 with m.Case(self._drn):
-                    m.d.comb += self.drain.ready.eq(1)
-                    with m.If(~s.dead & s.tail.valid & (s.tail.syndrome[5:7] == 3)):  # the NAK that ends the QP goes out first
+                    # The NAK that ends the QP goes out first, and an ACK that waits only for room.
+                    with m.If(~s.dead & s.tail.valid & ((s.tail.syndrome[5:7] == 3) | (unanswered == 0))):
+                        m.d.comb += self.drain.ready.eq(1)
                         m.d.sync += s.draining.eq(1)
                     with m.Else():
                         m.d.sync += [s.dead.eq(0), s.draining.eq(0)]
                         self._forget_all(m)
-                        m.next = "Wait"
+                        with m.If(self._empty):  # else once more
+                            m.d.comb += [self.drain.ready.eq(1), self.drained.eq(1)]
                 with m.Case(self._trn):
                     with m.If(~s.dead):
                         m.next = "Turn"
@@ -408,12 +420,14 @@ class Resources(wiring.Component):
             with m.If(s.dead):
                 m.next = "Save"
             with m.Elif(s.next == s.released):  # R-RES-7
+                m.next = "Save"
                 with m.If((s.next == s.registered) & s.tail.valid):
-                    m.d.sync += [self._answer.eq(s.tail), s.tail.valid.eq(0), self._resume.eq(0)]
-                    m.next = "Send"
-                with m.Else():
-                    m.next = "Save"
-            with m.Elif((self._budget == 0) | ~room):
+                    with m.If(self._sendable):
+                        m.d.sync += [self._answer.eq(s.tail), s.tail.valid.eq(0), self._resume.eq(0)]
+                        m.next = "Send"
+                    with m.Else():
+                        self._list(m)
+            with m.Elif((self._budget == 0) | ~room | ~self.ack.ready):
                 self._list(m)
                 m.next = "Save"
             with m.Else():
@@ -423,7 +437,7 @@ class Resources(wiring.Component):
         with m.State("Found"):
             found = self._entry_read.data
             m.d.sync += [e.eq(found), self._original.eq(self._result_read.data.original), self._resume.eq(1)]
-            with m.If(found.before.valid & ~s.streaming):  # R-ACK-4
+            with m.If(found.before.valid & ~s.streaming & ~s.opened):  # R-ACK-4
                 m.d.sync += self._answer.eq(found.before)
                 m.next = "Before"
             with m.Else():
@@ -440,6 +454,10 @@ class Resources(wiring.Component):
                         m.d.sync += [s.psn.eq(e.psn), s.va.eq(e.va), s.left.eq(e.length)]
                         self._measure(m, e.length)
                         m.next = "Packet"
+            with m.Elif(~self._sendable):  # what went before it took the room
+                m.d.sync += s.opened.eq(1)
+                self._list(m)
+                m.next = "Save"
             with m.Else():
                 self._past(m)
                 m.d.sync += [
@@ -461,7 +479,7 @@ class Resources(wiring.Component):
     def _past(self, m):
         """Request ``next`` is answered."""
         s = self._s
-        m.d.sync += [s.next.eq(s.next + 1), s.streaming.eq(0), s.replay.eq(0)]
+        m.d.sync += [s.next.eq(s.next + 1), s.streaming.eq(0), s.replay.eq(0), s.opened.eq(0)]
         with m.If(s.next == s.finished):
             m.d.sync += s.finished.eq(s.finished + 1)
 
@@ -636,7 +654,7 @@ class Resources(wiring.Component):
                 with m.If((back >= unanswered) | ((back + 1 == unanswered) & s.streaming)):  # R-DUP-3
                     m.d.sync += [
                         s.next.eq(self._number), s.replay.eq(e.op == AtomicOp.READ), s.streaming.eq(0), s.psn.eq(item.psn),
-                        s.left.eq(item.length),
+                        s.left.eq(item.length), s.opened.eq(0),
                     ]  # fmt: skip
                     self._list(m)
             with m.Else():

@@ -47,9 +47,10 @@ class PacketStore(wiring.Component):
     cells wait in a FIFO; cells never used since reset come from a counter.
 
     Write side (``i``): a packet whose last beat has ``err`` is forgotten: its cells are freed, no handle comes. All
-    others get a handle each, in order of arrival. A packet that finds no free cell is dropped as a whole, its cells
-    are freed, its handle says so; the input never waits for room. It waits only for the taker of handles, ``cells`` of
-    them late, and for the walker that frees the chains of forgotten and dropped packets, four of them late.
+    others get a handle each, in order of arrival. Without ``stall`` a packet that finds no free cell is dropped as a whole,
+    its cells are freed, its handle says so; the input never waits for room. It waits only for the taker of handles,
+    ``cells`` of them late, and for the walker that frees the chains of forgotten and dropped packets, four of them late.
+    With ``stall`` the input waits for a free cell and nothing is dropped.
 
     Read side: ``read`` gives a packet as beats on ``o``; unused lanes of its last beat are zero. ``free`` frees the
     chain of a packet with at least one byte without reading it.
@@ -58,14 +59,14 @@ class PacketStore(wiring.Component):
     more; last beat in to handle 2 cycles; read command to first beat 2 cycles. The walker takes 2 cycles a cell, so
     that a one-beat packet every 2 cycles may be bad forever.
 
-    Parameters: ``width`` of the bus in bits; ``cells`` >= 2; ``cell_bytes``, a power of two of at least one word.
+    Parameters: ``width`` of the bus in bits; ``cells`` >= 2; ``cell_bytes``, a power of two of at least one word; ``stall``.
     Raises ValueError.
     Members: ``i``, ``o`` streams of ``Beat``; ``handle``, stream of ``PacketHandle``; ``read``, stream of
     ``ReadCommand``; ``free``, stream of cell numbers; ``free_cells``, cells that hold nothing (one cycle late);
     ``aborted``, ``dropped``, pulses for counters.
     """
 
-    def __init__(self, width: int, cells: int, cell_bytes: int = 256):
+    def __init__(self, width: int, cells: int, cell_bytes: int = 256, *, stall: bool = False):
         lanes = width // 8
         if cells < 2:
             raise ValueError(f"cells is {cells}, must be at least 2")
@@ -74,6 +75,7 @@ class PacketStore(wiring.Component):
         self.width = width
         self.cells = cells
         self.cell_bytes = cell_bytes
+        self.stall = stall
         super().__init__({
             "i": In(stream.Signature(Beat(width))),
             "handle": Out(stream.Signature(PacketHandle(cells))),
@@ -178,7 +180,7 @@ class PacketStore(wiring.Component):
             first_cell.eq(Mux(inside, head, offer.payload)),
             chain_exists.eq(inside & ~dropping),
             # Both takers may be needed by any beat: no beat moves without room in both.
-            may_step.eq(handle_out.i.ready & walk.ready),
+            may_step.eq(handle_out.i.ready & walk.ready & (offer.valid | ~at_start if self.stall else 1)),
             self.i.ready.eq(may_step),
             step.eq(self.i.valid & may_step),
             offer.ready.eq(step & wants_cell),
