@@ -129,6 +129,9 @@ class Params:
         self.cell_bits = (config.rx_cells - 1).bit_length()
         self.read_buffer_beats = config.read_buffer_bytes // self.lanes
         self.wqe_buffer_beats = max(2 * config.wqe_batch, config.desc_depth) * 128 // self.lanes
+        self.parking_slots = config.rx_cells  # a request with payload has a cell of the packet store at least
+        # log2 of the translations of a block that wait for page tables
+        self.cold_bits = 1 if config.walks < 3 else 2 if config.walks < 8 else 3
         self.tlb_entries = config.tlb_entries
         self.walks = config.walks
         self.counter_bits = COUNTER_BITS

@@ -123,8 +123,8 @@ class Nic(wiring.Component):
             "cqe_writer": CqeWriter(p),
             "eq_writer": EqWriter(p),
             "translate": Translate(p, [
-                ("sq", wqe_fetch.tag_bits), ("rq", Responder.ring_tag_bits), ("gather", gather.tag_bits),
-                ("place", Responder.place_tag_bits), ("response", responder.response_tag_bits), ("cqe", CqeWriter.tag_bits),
+                ("sq", wqe_fetch.tag_bits), ("rq", responder.ring_tag_bits), ("gather", gather.tag_bits),
+                ("place", responder.place_tag_bits), ("response", responder.response_tag_bits), ("cqe", CqeWriter.tag_bits),
                 ("eqe", EqWriter.tag_bits),
             ]),
             "dma_read": DmaRead(p.data_width, self._read_clients),

@@ -324,6 +324,7 @@ class XlateStatus(enum.Enum, shape=3):
     RIGHTS = 3
     BOUNDS = 4  # R-MR-2
     HOST_BUS = 5  # the page table could not be read
+    MISS = 6  # to `hit_only` alone: the access is allowed, its page table has to be read
 
 
 class XlateRequest(data.StructLayout):
@@ -331,7 +332,8 @@ class XlateRequest(data.StructLayout):
 
     ``ring`` 0: ``key`` is an lkey/rkey: index, variant, PD and rights are checked. ``ring`` 1: ``key`` is the entry
     number in the translation table (config.Params.tpt_*_base + id) and only the bounds are checked.
-    The whole range [va, va + length) is checked (R-MR-2); length 0 is never sent.
+    The whole range [va, va + length) is checked (R-MR-2); length 0 is never sent. ``hit_only``: answer MISS at once instead of
+    waiting for a page table.
     """
 
     def __init__(self, p: Params, tag_bits: int):
@@ -343,6 +345,7 @@ class XlateRequest(data.StructLayout):
             "rights": 8,  # abi.Access bits that must all be set; 0 for a local read
             "va": 64,
             "length": 32,  # 1..2^31
+            "hit_only": 1,
         })  # fmt: skip
 
 

@@ -100,6 +100,7 @@ class World:
         self.regions: dict[int, Region] = {}
         self.rings: dict[int, Region] = {}
         self.unreadable: set[int] = set()  # physical addresses of RWQEs whose read fails
+        self.misses = lambda key: False  # does a `hit_only` translation of this key miss?
 
     def pages(self, count: int, contiguous: bool = False) -> list[int]:
         if contiguous:
@@ -135,6 +136,8 @@ class World:
                             int(request.ring))
         if status != XlateStatus.OK or region is None:
             return {"tag": int(request.tag), "status": status, "address": 0xDEAD, "span": 1}
+        if request.hit_only and self.misses(int(request.key)):
+            return {"tag": int(request.tag), "status": XlateStatus.MISS, "address": 0xDEAD, "span": 1}
         address = region.where(int(request.va))
         span = min(int(request.length), PAGE - address % PAGE)
         return {"tag": int(request.tag), "status": status, "address": address, "span": span}
@@ -381,11 +384,13 @@ class Bench:
         self.beats: list = []
         self.writes_open = 0
         self.acks: dict[int, list] = defaultdict(list)
+        self.acked: dict[int, list[int]] = defaultdict(list)  # cycles of the acks
         self.cqes: dict[int, list] = defaultdict(list)
         self.errors: list[int] = []
         self.duplicates = self.out_of_sequence = self.error_drop = self.drained = 0
         self.cycle = 0
         self.latency = (1, 12)
+        self.walk: tuple[int, int] | None = None  # latency of translations that may wait for a page table
         self.times: dict[str, list[int]] = defaultdict(list)
 
     # ------------------------------------------------------------------------------------------------ stimulus
@@ -430,7 +435,10 @@ class Bench:
         p, lanes = self.p, self.p.lanes
         self.times[name].append(self.cycle)
         if name in ("ring_ask", "place_ask"):
-            self.soon(name.replace("ask", "answer"), self.world.translate(item))
+            answer = self.world.translate(item)
+            walked = self.walk is not None and not item.hit_only and answer["status"] == XlateStatus.OK
+            at = self.cycle + self.rng.randint(*(self.walk if walked and self.walk else self.latency))
+            self.later.append((at, name.replace("ask", "answer"), answer))
         elif name == "read":
             address = int(item.address)
             bad = address in self.world.unreadable
@@ -453,6 +461,7 @@ class Bench:
         elif name == "data":
             self.beats.append(item)
         elif name == "ack":
+            self.acked[int(item.qpn)].append(self.cycle)
             self.acks[int(item.qpn)].append((int(item.syndrome), int(item.psn), int(item.msn)))
         elif name == "cqe":
             entry = {"wqe_counter": int(item.wqe_counter), "status": item.status, "cqn": int(item.cqn)}

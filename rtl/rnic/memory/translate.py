@@ -17,7 +17,6 @@ from .walk import WalkAnswer, Walker, page_mask
 
 __all__ = ["Translate"]
 
-REQUESTS = 32  # requests in the pipe or waiting for a walk
 RESPONSES = 16  # room for responses per client: more than the latency, so that one client alone has full rate
 STAGES = 10  # registers between the clients and the outcome
 MIN_LOG_PAGE = 12
@@ -35,10 +34,10 @@ class Translate(wiring.Component):
     of their page); ``hit``, ``miss``: one pulse per translation that did not, or did, read a page table.
 
     Timing: one request per cycle over all clients, round robin; an answer without a walk comes 11 cycles after its
-    request was taken. The pipe never stops: a miss goes into one of ``p.walks`` slots, or waits (``REQUESTS`` at most)
-    and passes the pipe again, in order of arrival, when a slot is free, while hits go on. A client gets no more than
-    ``RESPONSES`` requests in, so one that does not take its answers holds nobody up. Answers to one client come in any
-    order.
+    request was taken. The pipe never stops: a miss goes into one of ``p.walks`` slots, or waits and passes the pipe again, in
+    order of arrival, when a slot is free, while hits go on. A client gets no more than ``RESPONSES`` requests in, and there
+    is room for those of all clients: neither one that does not take its answers nor one whose requests miss holds others up.
+    A miss of a request with ``hit_only`` is answered by MISS at once. Answers to one client come in any order.
 
     A write of any word of TPT entry i is taken by the table at once, but ``ctx.ready`` rises only when no request that
     saw the old entry is left in the pipe or in a walk and the cache holds no page of i: about 19 cycles, more with
@@ -55,6 +54,7 @@ class Translate(wiring.Component):
         self.p, self.clients = p, clients
         self.tag_bits = max(bits for _, bits in clients)
         self.client_bits = max(1, (len(clients) - 1).bit_length())
+        self.places = 1 << (RESPONSES * len(clients) - 1).bit_length()  # of requests in the pipe or waiting for a walk
         super().__init__({
             **{name: In(XlateSignature(p, bits)) for name, bits in clients},
             "ctx": In(CtxBus(p)),
@@ -78,17 +78,18 @@ class Translate(wiring.Component):
         ]
         self._item = data.StructLayout({
             "client": self.client_bits,
-            "handle": range(REQUESTS),
+            "handle": range(self.places),
             "again": 1,  # has waited for a walk slot, one is reserved for it
             "request": XlateRequest(p, self.tag_bits),
         })
         self._valid = Signal(STAGES + 1)  # _valid[i]: pipe register i holds a request
         self._first = Signal(self._item)  # pipe register 1
         self._outcome = Signal(WalkAnswer(p, self.client_bits, self.tag_bits))  # pipe register 10
-        self._handle = Signal(range(REQUESTS))  # of the outcome
+        self._handle = Signal(range(self.places))  # of the outcome
         self._again = Signal()
         self._walk_needed = Signal()  # the outcome is: not in the cache
-        self._wait = Signal()  # and: no slot, try again later
+        self._hit_only = Signal()  # and: which is the answer
+        self._wait = Signal()  # or: no slot, try again later
         self._entrance(m)
         self._checks(m)
         self._purge(m)
@@ -100,18 +101,18 @@ class Translate(wiring.Component):
         n = len(self.clients)
         valid, walker = self._valid, self._walker
         m.submodules.turn = turn = RoundRobin(n)
-        m.submodules.store = store = memory.Memory(shape=self._item, depth=REQUESTS, init=[])
-        m.submodules.waiting = waiting = StreamFifo(range(REQUESTS), REQUESTS)
+        m.submodules.store = store = memory.Memory(shape=self._item, depth=self.places, init=[])
+        m.submodules.waiting = waiting = StreamFifo(range(self.places), self.places)
         store_write, store_read = store.write_port(), store.read_port()
         asked = Signal(n, init=1)  # client whose request may come in
 
         # Free places of `store`: those never used since reset from a counter, those given back from a FIFO.
-        m.submodules.places = places = StreamFifo(range(REQUESTS), REQUESTS)
-        unused = Signal(range(REQUESTS + 1), init=REQUESTS)
+        m.submodules.places = places = StreamFifo(range(self.places), self.places)
+        unused = Signal(range(self.places + 1), init=self.places)
         some_unused = Signal(init=1)
         # No FIFO behind the choice of a request.
-        m.submodules.place = place = SkidBuffer(range(REQUESTS))
-        in_use = Signal(range(REQUESTS + 1))
+        m.submodules.place = place = SkidBuffer(range(self.places))
+        in_use = Signal(range(self.places + 1))
         m.d.comb += [
             place.i.valid.eq(places.o.valid | some_unused),
             place.i.payload.eq(Mux(places.o.valid, places.o.payload, unused - 1)),
@@ -152,7 +153,7 @@ class Translate(wiring.Component):
             with m.If(asked[i]):
                 m.d.comb += [
                     new.request[field].eq(request.payload[field])
-                    for field in ("tag", "ring", "key", "pd", "rights", "va", "length")
+                    for field in ("tag", "ring", "key", "pd", "rights", "va", "length", "hit_only")
                 ]
         m.d.sync += valid[1].eq(take_new | take_again)
         with m.If(again_ready):
@@ -208,7 +209,7 @@ class Translate(wiring.Component):
         m.d.sync += [
             in_use.eq(in_use + take_new - given_back),
             Assert(~given_back | places.i.ready, "more places of waiting requests than there are"),
-            Assert(in_use <= REQUESTS, Format("{} requests inside", in_use)),
+            Assert(in_use <= self.places, Format("{} requests inside", in_use)),
         ]
 
         # Response queues: the pipe first, a walk's answer in a gap.
@@ -216,7 +217,7 @@ class Translate(wiring.Component):
         answered = Signal()  # by the pipe
         same = Signal()  # both have an answer for one client
         m.d.comb += [
-            answered.eq(valid[STAGES] & ~self._walk_needed),
+            answered.eq(valid[STAGES] & (~self._walk_needed | self._hit_only)),
             same.eq(answered & (outcome.client == walker.answer.payload.client)),
             walker.answer.ready.eq(~same),
         ]
@@ -282,12 +283,13 @@ class Translate(wiring.Component):
         ]
         m.d.sync += [in_range.eq(key_in_range), index.eq(Mux(key_in_range, key_number, 0))]
         client = Signal(self.client_bits)
-        handle = Signal(range(REQUESTS))
+        handle = Signal(range(self.places))
         again = Signal()
         m.d.comb += [client.eq(self._first.client), handle.eq(self._first.handle), again.eq(self._first.again)]
         tag = Signal(self.tag_bits)
-        m.d.comb += tag.eq(first.tag)
-        clients, handles, agains, tags = (pass_on(s, STAGES - 1) for s in (client, handle, again, tag))
+        hit_only = Signal()
+        m.d.comb += [tag.eq(first.tag), hit_only.eq(first.hit_only)]
+        clients, handles, agains, tags, hits_only = (pass_on(s, STAGES - 1) for s in (client, handle, again, tag, hit_only))
         requests = pass_on(first, 3)
         ranges = pass_on(in_range, 2)
         indices = pass_on(index, STAGES - 2)
@@ -377,13 +379,14 @@ class Translate(wiring.Component):
         ]
         m.d.comb += [
             walk_needed.eq(may_walk & ~cache.hit),
-            walker.start.eq(valid[STAGES] & walk_needed & (agains[-1] | self._slot_for_new)),
-            self._wait.eq(walk_needed & ~agains[-1] & ~self._slot_for_new),
+            walker.start.eq(valid[STAGES] & walk_needed & ~hits_only[-1] & (agains[-1] | self._slot_for_new)),
+            self._wait.eq(walk_needed & ~hits_only[-1] & ~agains[-1] & ~self._slot_for_new),
+            self._hit_only.eq(hits_only[-1]),
             self._handle.eq(handles[-1]),
             self._again.eq(agains[-1]),
             self._outcome.client.eq(clients[-1]),
             self._outcome.tag.eq(tags[-1]),
-            self._outcome.status.eq(statuses[-1]),
+            self._outcome.status.eq(Mux(walk_needed, XlateStatus.MISS, statuses[-1])),
             self._outcome.address.eq(address),
             self._outcome.span.eq(spans[-1]),
             walker.request.client.eq(clients[-1]),

@@ -16,11 +16,12 @@ __all__ = ["ContextTable"]
 class ContextTable(wiring.Component):
     """``depth`` records of an `abi.Struct`, in block memory, zero after power-up.
 
-    Ports: ``ctx`` the command engine's bus; ``read_index_<i>`` / ``read_<i>``: a read takes 2 cycles (index in cycle t, record
-    stable in cycle t+2; both the memory's output and the port are registered), one per cycle; a write in the cycle of the
-    index, or later, is not seen. With ``engine_writes``: ``write_en``, ``write_index``, ``write_words`` (one bit per 32-bit
-    word) and ``write_data``; the engine always wins, the bus waits. With ``exclusive`` the owner holds ``ctx.valid`` back while
-    it writes (asserted), and the table is always ready: no path from the engine's decision to the bus.
+    Ports: ``ctx`` the command engine's bus; ``read_index_<i>`` / ``read_<i>``: a read takes 2 cycles (index in cycle t,
+    record stable in cycle t+2; both the memory's output and the port are registered), one per cycle; a write in the cycle of
+    the index is seen when the table is ``transparent``, a later one is not. With ``engine_writes``: ``write_en``,
+    ``write_index``, ``write_words`` (one bit per 32-bit word) and ``write_data``; the engine always wins, the bus waits.
+    With ``exclusive`` the owner holds ``ctx.valid`` back while it writes (asserted), and the table is always ready: no path from
+    the engine's decision to the bus.
 
     The bus is broadcast: a table is ready for writes to other tables. Out-of-range indices must not come (asserted).
 
@@ -28,12 +29,13 @@ class ContextTable(wiring.Component):
     """
 
     def __init__(self, p: Params, table: CtxTable | None, struct: Struct, depth: int, *, read_ports: int = 1,
-                 engine_writes: bool = False, exclusive: bool = False):  # fmt: skip
+                 engine_writes: bool = False, exclusive: bool = False,
+                 transparent: bool = False):  # fmt: skip
         if struct.size % 4:
             raise ValueError(f"{struct.name} has {struct.size} bytes, must be a multiple of 4")
         self.table, self.struct, self.depth = table, struct, depth
         self.read_ports, self.engine_writes = read_ports, engine_writes
-        self.exclusive = exclusive
+        self.exclusive, self.transparent = exclusive, transparent
         self.words = struct.size // 4
         self.index_bits = max(1, (depth - 1).bit_length())
         ports: dict = {"ctx": In(CtxBus(p))}
@@ -85,7 +87,7 @@ class ContextTable(wiring.Component):
                     m.d.comb += write.en[4 * word : 4 * word + 4].eq(self.write_words[word].replicate(4))
         for i in range(self.read_ports):
             index, record = self.read(i)
-            port = mem.read_port()
+            port = mem.read_port(transparent_for=(write,) if self.transparent else ())
             m.d.comb += port.addr.eq(index)
             m.d.sync += record.as_value().eq(port.data)
         with m.If(bus_write):

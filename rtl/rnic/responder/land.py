@@ -61,6 +61,7 @@ class LandMerge(wiring.Component):
         with m.If(turn.grant == 1):
             m.d.comb += [
                 item.as_value().eq(0),
+                item.qpn.eq(land.qpn),
                 job.kind.eq(JobKind.SEND),
                 job.land.eq(1),
                 job.tag.eq(land.tag),

@@ -8,15 +8,17 @@ from amaranth.lib.wiring import In, Out
 from ..abi import VendorError
 from ..abi.queues import RECV_WQE
 from ..config import Params
+from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedXlate
 from ..records import DmaReadSignature, Probe, ProbeEvent, XlateSignature, XlateStatus
 from ..stream.buffer import SkidBuffer
-from .queue import Queue
-from .records import FetchedJob, Job, JobKind
+from ..stream.fifo import StreamFifo
+from .parking import Parking, Ticket
+from .records import FetchedJob, Job, is_barrier
 
-__all__ = ["ReceiveQueue", "TAG_BITS", "vendor_of"]
+__all__ = ["ReceiveQueue", "vendor_of"]
 
-TAG_BITS = 3  # translations under way
+FAST_BITS = 3  # translations under way that do not wait for a page table
 WQE_ALIGN = 6  # log2 of the receive WQE's size
 
 
@@ -33,26 +35,44 @@ class _Stored(data.StructLayout):
         super().__init__({"wqe": 8 * RECV_WQE.size, "error": VendorError})
 
 
+class _Ask(data.StructLayout):
+    """A receive WQE to fetch for the job in ``slot``: its ring and where it lies there."""
+
+    def __init__(self, p: Params):
+        super().__init__({"slot": range(p.parking_slots), "qpn": p.qpn_bits, "va": 16 + WQE_ALIGN})
+
+
+class _Failure(data.StructLayout):
+    def __init__(self, p: Params):
+        super().__init__({"slot": range(p.parking_slots), "error": VendorError})
+
+
 class ReceiveQueue(wiring.Component):
-    """Adds the receive WQE to every SEND job, in order.
+    """Adds the receive WQE to every SEND job, in order within a QP.
 
     A job with ``fetch`` has its ring entry translated (ring bounds) and read, 64 bytes; the later packets of its message
     get the WQE from a memory with one entry per QP. An entry whose physical address is no multiple of 64 counts as
-    unreadable. An error travels in ``wqe_error``.
+    unreadable. An error travels in ``wqe_error``. While a QP waits for a receive WQE all its jobs wait aside (`Parking`); those
+    of other QPs pass.
 
-    Timing: jobs wait in one FIFO, several fetches are under way; a job without fetch passes in 3 cycles when nothing is
-    before it; one job every 2 cycles, one fetched WQE every max(2, 512 / data_width) cycles. No more reads are under way
-    than jobs wait, so the read engine's words are taken at once when the job is due.
+    Timing: a job of a QP that does not wait passes in 6 cycles, one every 2; a SEND takes 8 cycles of this block in all, and any
+    number of fetches are under way. Translations that need no page table are asked for first come, first served, those that do
+    wait among themselves.
 
-    Members: ``i`` Job, ``o`` FetchedJob streams; ``xlate``, ``read`` clients; ``probe`` (RECV_WQE_FETCHED).
+    Members: ``i`` Job, ``o`` FetchedJob streams; ``xlate`` (tag width ``tag_bits``), ``read`` clients; ``probe``
+    (RECV_WQE_FETCHED).
     """
+
+    @staticmethod
+    def tag_bits(p: Params) -> int:
+        return XlateJoin.width([p.cold_bits, FAST_BITS])
 
     def __init__(self, p: Params):
         self.p = p
         super().__init__({
             "i": In(stream.Signature(Job(p))),
             "o": Out(stream.Signature(FetchedJob(p))),
-            "xlate": Out(XlateSignature(p, TAG_BITS)),
+            "xlate": Out(XlateSignature(p, self.tag_bits(p))),
             "read": Out(DmaReadSignature(p)),
             "probe": Out(Probe()),
         })
@@ -60,125 +80,166 @@ class ReceiveQueue(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.waiting = waiting = Queue(Job(p), p.desc_depth)
-        m.submodules.translate = translate = OrderedXlate(p, TAG_BITS)
-        # Outcome of each translation, in order; the job FIFO bounds the number.
-        m.submodules.outcomes = outcomes = Queue(VendorError, p.desc_depth)
-        wiring.connect(m, translate.xlate, wiring.flipped(self.xlate))
-
-        self._enter(m, waiting, translate)
-        self._issue_reads(m, translate, outcomes)
-        self._leave(m, waiting, outcomes)
+        slots = p.parking_slots
+        ticket = Ticket(Job(p), 1, slots, p.qpn_bits)
+        m.submodules.parking = parking = Parking(Job(p), ticket, slots, 1, p.num_qps)
+        m.submodules.asks = self._asks = StreamFifo(_Ask(p), slots)
+        m.submodules.failures = self._failures = StreamFifo(_Failure(p), slots)
+        m.submodules.order = self._order = StreamFifo(range(slots), slots)  # of the reads under way
+        m.submodules.fetched = fetched = memory.Memory(shape=_Stored(), depth=slots, init=[])
+        m.submodules.arrived = arrived = memory.Memory(shape=1, depth=slots, init=[])
+        self._arrived_write = arrived.write_port()
+        self._judged = Signal()  # the verdict writes `arrived`
+        wiring.connect(m, wiring.flipped(self.i), parking.i)
+        wiring.connect(m, parking.enter, parking.leave)
+        m.d.comb += parking.i_barrier.eq(is_barrier(self.i.p))
+        self._translate(m)
+        self._words(m, parking, fetched.write_port())
+        self._leave(m, parking, fetched.read_port(), arrived.read_port())
         return m
 
-    def _enter(self, m, waiting, translate):
+    def _translate(self, m):
+        """Ring entries: at first without waiting for a page table; those that need one once more, patiently."""
         p = self.p
-        asked = Signal()  # the translation of the offered job is under way
-        wants = Signal()
-        index_mask = Signal(16)
-        m.d.comb += [
-            waiting.i.payload.eq(self.i.payload),
-            wants.eq(self.i.p.fetch & ~asked),
-            translate.request.valid.eq(self.i.valid & wants),
-            translate.request.p.ring.eq(1),
-            translate.request.p.key.eq(p.tpt_rq_base + self.i.p.qpn),
-            index_mask.eq(((1 << self.i.p.log_rq) - 1)[:16]),
-            translate.request.p.va.eq((self.i.p.index & index_mask) << WQE_ALIGN),
-            translate.request.p.length.eq(RECV_WQE.size),
-            waiting.i.valid.eq(self.i.valid & ~wants),
-            self.i.ready.eq(waiting.i.ready & ~wants),
-        ]
-        with m.If(self.i.valid & self.i.ready):
-            m.d.sync += asked.eq(0)
-        with m.Elif(translate.request.valid & translate.request.ready):
-            m.d.sync += asked.eq(1)
+        m.submodules.join = join = XlateJoin(p, [p.cold_bits, FAST_BITS])
+        m.submodules.fast = fast = OrderedXlate(p, FAST_BITS, _Ask(p))
+        m.submodules.patient = patient = OrderedXlate(p, p.cold_bits, _Ask(p))
+        m.submodules.cold = cold = StreamFifo(_Ask(p), p.parking_slots)
+        wiring.connect(m, patient.xlate, join.client_0)
+        wiring.connect(m, fast.xlate, join.client_1)
+        wiring.connect(m, join.xlate, wiring.flipped(self.xlate))
+        for client, asks, hit_only in ((fast, self._asks, 1), (patient, cold, 0)):
+            m.d.comb += [
+                client.request.valid.eq(asks.o.valid),
+                asks.o.ready.eq(client.request.ready),
+                client.request.p.ring.eq(1),
+                client.request.p.key.eq(p.tpt_rq_base + asks.o.p.qpn),
+                client.request.p.va.eq(asks.o.p.va),
+                client.request.p.length.eq(RECV_WQE.size),
+                client.request.p.hit_only.eq(hit_only),
+                client.request.p.meta.eq(asks.o.p),
+            ]
 
-    def _issue_reads(self, m, translate, outcomes):
-        answer = translate.response
-        command = self.read.command
-        fine = Signal()
-        outcome = Signal(VendorError)
+        command, order, failure = self.read.command, self._order.i, self._failures.i
+        m.submodules.reads = reads = SkidBuffer(data.StructLayout({"address": 64, "length": 16}))
+        wiring.connect(m, reads.o, wiring.flipped(command))
+        turn = Signal()  # the patient one's answer is at hand
+        answer = Signal(patient.response.payload.shape())
+        valid, missed, outcome, aligned = Signal(), Signal(), Signal(VendorError), Signal()
         m.d.comb += [
-            outcome.eq(vendor_of(answer.p.status)),
-            fine.eq(Value.cast(outcome) == 0),
+            turn.eq(patient.response.valid),
+            answer.eq(Mux(turn, Value.cast(patient.response.payload), Value.cast(fast.response.payload))),
+            valid.eq((turn | fast.response.valid) & reads.i.ready),  # the others have room for every slot
+            patient.response.ready.eq(turn & reads.i.ready),
+            fast.response.ready.eq(~turn & reads.i.ready),
+            missed.eq(~turn & (answer.status == XlateStatus.MISS)),
+            aligned.eq(answer.address[:WQE_ALIGN] == 0),
+            outcome.eq(Mux(answer.status == XlateStatus.OK, Mux(aligned, VendorError.NONE, VendorError.HOST_BUS),
+                           vendor_of(answer.status))),
+            cold.i.payload.eq(answer.meta),
+            cold.i.valid.eq(valid & missed),
+            reads.i.p.address.eq(answer.address),
+            reads.i.p.length.eq(RECV_WQE.size),
+            reads.i.valid.eq(valid & (answer.status == XlateStatus.OK) & aligned),
+            order.payload.eq(answer.meta.slot),
+            order.valid.eq(reads.i.valid),
+            failure.p.slot.eq(answer.meta.slot),
+            failure.p.error.eq(outcome),
+            failure.valid.eq(valid & ~missed & ~reads.i.valid),
         ]
-        aligned = Signal()
-        m.d.comb += [
-            aligned.eq(answer.p.address[:WQE_ALIGN] == 0),
-            command.p.address.eq(answer.p.address),
-            command.p.length.eq(RECV_WQE.size),
-            command.valid.eq(answer.valid & fine & aligned & outcomes.i.ready),
-            outcomes.i.valid.eq(answer.valid & (command.ready | ~fine | ~aligned)),
-            outcomes.i.payload.eq(Mux(fine & ~aligned, VendorError.HOST_BUS, outcome)),
-            answer.ready.eq(outcomes.i.ready & (command.ready | ~fine | ~aligned)),
-        ]
+        for name, queue in (("cold", cold), ("order", self._order), ("failures", self._failures), ("asks", self._asks)):
+            m.d.sync += Assert(~queue.i.valid | queue.i.ready, f"receive queue: {name} overflows")
 
-    def _leave(self, m, waiting, outcomes):
+    def _words(self, m, parking, write):
+        """A receive WQE has come, or will not: it is stored, its job called."""
         p = self.p
         words = 8 * RECV_WQE.size // p.data_width
+        word, order, failure = self.read.word, self._order.o, self._failures.o
+        buffer = Signal(8 * RECV_WQE.size)
+        error = Signal(VendorError)
+        left = Signal(range(words + 1), init=words)  # words of the WQE still to come
+        slot = Signal(range(p.parking_slots))
+        arrives = Signal()
+        m.d.comb += [
+            write.addr.eq(slot),
+            write.data.wqe.eq(buffer),
+            write.data.error.eq(error),
+            write.en.eq(arrives),
+            parking.wake.p.slot.eq(slot),
+        ]
+        with m.FSM(name="words"):
+            with m.State("Idle"):
+                m.d.sync += [error.eq(VendorError.NONE), left.eq(words)]
+                with m.If(failure.valid):
+                    m.d.comb += failure.ready.eq(1)
+                    m.d.sync += [slot.eq(failure.p.slot), error.eq(failure.p.error)]
+                    m.next = "Arrive"
+                with m.Elif(order.valid):
+                    m.d.comb += order.ready.eq(1)
+                    m.d.sync += slot.eq(order.payload)
+                    m.next = "Words"
+            with m.State("Words"):
+                m.d.comb += word.ready.eq(1)
+                with m.If(word.valid):
+                    m.d.sync += [
+                        buffer.eq(Cat(buffer, word.p.data)[p.data_width :]),
+                        left.eq(left - 1),
+                        Assert((word.p.first == 0) & (word.p.count == p.lanes), "responder: receive WQE word is not aligned"),
+                        Assert(word.p.last == (left == 1), "responder: receive WQE has a wrong number of words"),
+                    ]
+                    with m.If(word.p.err):
+                        m.d.sync += error.eq(VendorError.HOST_BUS)
+                    with m.If(word.p.last):
+                        m.next = "Arrive"
+            with m.State("Arrive"):
+                # The WQE is there before the call.
+                m.d.comb += [parking.wake.valid.eq(~self._judged), arrives.eq(~self._judged & parking.wake.ready)]
+                with m.If(arrives):
+                    m.next = "Idle"
+        write_flag = self._arrived_write
+        with m.If(~self._judged):
+            m.d.comb += [write_flag.en.eq(arrives), write_flag.addr.eq(slot), write_flag.data.eq(1)]
+
+    def _leave(self, m, parking, fetched, arrived):
+        p = self.p
         m.submodules.kept = kept = memory.Memory(shape=_Stored(), depth=p.num_qps, init=[])
         write, read = kept.write_port(), kept.read_port()
         m.submodules.out = out = SkidBuffer(FetchedJob(p))
         wiring.connect(m, out.o, wiring.flipped(self.o))
-
-        job = waiting.o.p
-        buffer = Signal(8 * RECV_WQE.size)
-        bus_error = Signal()
-        left = Signal(range(words + 1), init=words)  # words of the WQE still to come
+        ticket = parking.o.p.job
+        job = ticket.job
         stored = Signal(_Stored())
+        goes, take, asks = Signal(), Signal(), Signal()
+        there = Signal()  # the WQE of a job that was aside
+        m.d.sync += there.eq(arrived.data)
         m.d.comb += [
             read.addr.eq(job.qpn),
+            fetched.addr.eq(ticket.slot),
+            arrived.addr.eq(ticket.slot),
             write.addr.eq(job.qpn),
             write.data.eq(stored),
+            stored.eq(Mux(job.fetch, Value.cast(fetched.data), Value.cast(read.data))),
+            parking.park.eq(job.fetch & ~(ticket.again & there)),
+            goes.eq(~parking.blocked & ~parking.park),
+            take.eq(parking.settled & (out.i.ready | ~goes)),
+            parking.o.ready.eq(take),
+            asks.eq(take & job.fetch & ~ticket.again),
+            self._asks.i.valid.eq(asks),
+            self._asks.i.p.slot.eq(ticket.slot),
+            self._asks.i.p.qpn.eq(job.qpn),
+            self._asks.i.p.va.eq((job.index & ((1 << job.log_rq) - 1)[:16]) << WQE_ALIGN),
+            self._judged.eq(asks),
+            out.i.valid.eq(parking.settled & goes),
+            out.i.p.qpn.eq(job.qpn),
             out.i.p.job.eq(job),
             out.i.p.sges.as_value().eq(stored.wqe),
             out.i.p.wqe_error.eq(stored.error),
+            write.en.eq(take & goes & job.fetch),
+            self.probe.valid.eq(write.en),
             self.probe.event.eq(ProbeEvent.RECV_WQE_FETCHED),
             self.probe.qpn.eq(job.qpn),
             self.probe.index.eq(job.index),
             self.probe.psn.eq(job.psn),
         ]
-        with m.FSM(name="receive_queue"):
-            with m.State("Look"):
-                m.d.sync += [left.eq(words), bus_error.eq(0)]
-                with m.If(waiting.o.valid):
-                    with m.If(job.fetch):
-                        with m.If(outcomes.o.valid):
-                            with m.If(outcomes.o.payload == VendorError.NONE):
-                                m.next = "Words"
-                            with m.Else():
-                                m.next = "Fetched"
-                    with m.Elif((job.kind == JobKind.SEND) & ~job.starts):
-                        m.next = "Kept"
-                    with m.Else():
-                        m.d.comb += [out.i.valid.eq(1), waiting.o.ready.eq(out.i.ready)]
-            with m.State("Words"):
-                m.d.comb += self.read.word.ready.eq(1)
-                with m.If(self.read.word.valid):
-                    m.d.sync += [
-                        buffer.eq(Cat(buffer, self.read.word.p.data)[p.data_width :]),
-                        bus_error.eq(bus_error | self.read.word.p.err),
-                        left.eq(left - 1),
-                        Assert((self.read.word.p.first == 0) & (self.read.word.p.count == p.lanes),
-                               "responder: receive WQE word is not aligned"),
-                        Assert(self.read.word.p.last == (left == 1), "responder: receive WQE has a wrong number of words"),
-                    ]
-                    with m.If(self.read.word.p.last):
-                        m.next = "Fetched"
-            with m.State("Fetched"):
-                m.d.comb += [
-                    stored.wqe.eq(buffer),
-                    stored.error.eq(Mux(outcomes.o.payload == VendorError.NONE,
-                                        Mux(bus_error, VendorError.HOST_BUS, VendorError.NONE), outcomes.o.payload)),
-                    out.i.valid.eq(1),
-                    waiting.o.ready.eq(out.i.ready),
-                    outcomes.o.ready.eq(out.i.ready),
-                    write.en.eq(out.i.ready),
-                    self.probe.valid.eq(out.i.ready),
-                ]
-                with m.If(out.i.ready):
-                    m.next = "Look"
-            with m.State("Kept"):  # the memory's output belongs to this QP
-                m.d.comb += [stored.eq(read.data), out.i.valid.eq(1), waiting.o.ready.eq(out.i.ready)]
-                with m.If(out.i.ready):
-                    m.next = "Look"
+        with m.If(self._judged):
+            m.d.comb += [self._arrived_write.en.eq(1), self._arrived_write.addr.eq(ticket.slot), self._arrived_write.data.eq(0)]

@@ -1,15 +1,17 @@
 """Records between the blocks of the responder."""
 
+from amaranth import Value
 from amaranth.lib import data, enum
 
 from ..abi import VendorError, WcStatus
 from ..abi.queues import RECV_SGES
 from ..config import Params
 from ..records import SGE_LAYOUT, LandTag
+from .parking import Ticket
 
 __all__ = [
-    "Answer", "AtomicOp", "FetchedJob", "Job", "JobKind", "Piece", "Placed", "Release", "Segment", "Walked", "list_sges",
-    "max_segments",
+    "Answer", "AtomicOp", "FetchedJob", "Job", "JobKind", "Piece", "PlaceTicket", "Placed", "Progress", "Release", "Segment",
+    "Walked", "is_barrier", "list_sges", "max_segments",
 ]  # fmt: skip
 
 
@@ -97,18 +99,43 @@ class FetchedJob(data.StructLayout):
 
     def __init__(self, p: Params):
         super().__init__({
+            "qpn": p.qpn_bits,
             "job": Job(p),
             "sges": data.ArrayLayout(SGE_LAYOUT, list_sges(p)),
             "wqe_error": VendorError,  # NONE: read
         })  # fmt: skip
 
 
-class Walked(data.StructLayout):
-    """A job whose ``pieces`` translations were asked for: pieces of one region each, not yet split at page ends."""
+def is_barrier(job) -> Value:
+    """Is it the flush event of QP 0, which comes out behind everything of all QPs (qp.fence)?"""
+    return (job.kind == JobKind.FLUSH) & (job.qpn == 0)
+
+
+class Progress(data.StructLayout):
+    """What is known of a job that waited for a page table. ``done`` bytes of its packet have a place: ``count`` segments are
+    remembered, and ``bytes`` lie at ``address``, unless that failed (``vendor_err``)."""
 
     def __init__(self, p: Params):
         super().__init__({
-            "qpn": p.qpn_bits,
+            "count": range(max_segments(p)), "done": 13, "address": 64, "bytes": 13, "vendor_err": VendorError,
+        })  # fmt: skip
+
+
+class PlaceTicket(Ticket):
+    """A job on its way through `Place`."""
+
+    def __init__(self, p: Params):
+        super().__init__(FetchedJob(p), Progress(p), p.parking_slots, p.qpn_bits)
+
+
+class Walked(data.StructLayout):
+    """A job whose ``pieces`` translations were asked for: pieces of one region each, not yet split at page ends. What is known
+    from an earlier attempt is in ``note``."""
+
+    def __init__(self, p: Params):
+        members = dict(PlaceTicket(p).members)
+        super().__init__({
+            **{name: members[name] for name in ("qpn", "slot", "again", "barrier", "color", "note")},
             "job": Job(p),
             "pieces": 3,
             "too_long": 1,  # check 10: the message does not fit the receive WQE

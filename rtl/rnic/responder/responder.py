@@ -24,6 +24,7 @@ from ..records import (
 )
 from ..stream.arbiter import PriorityArbiter, StreamArbiter
 from ..stream.beat import Beat
+from ..stream.buffer import SkidBuffer
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import ReadCommand
@@ -33,7 +34,7 @@ from .land import LandMerge
 from .move import Move
 from .place import Place
 from .read_response import ReadResponse
-from .receive_queue import TAG_BITS, ReceiveQueue
+from .receive_queue import ReceiveQueue
 from .resources import QUANTUM, Resources
 from .sequence import Sequence
 from .source import PayloadSource
@@ -59,18 +60,17 @@ class Responder(wiring.Component):
 
     Timing: see the blocks; a 64-byte WRITE is answered 36 cycles after it came at 512 bits, 11 of them translation.
 
-    Members: as in docs/architecture.md; translation clients ``xlate_ring`` (tag width ``Responder.ring_tag_bits``),
-    ``xlate_place`` (``Responder.place_tag_bits``), ``xlate_response`` (attribute ``response_tag_bits``).
+    Members: as in docs/architecture.md; translation clients ``xlate_ring``, ``xlate_place``,
+    ``xlate_response`` (tag widths: attributes ``ring_tag_bits``, ``place_tag_bits``, ``response_tag_bits``).
     """
 
-    ring_tag_bits = TAG_BITS
-    place_tag_bits = Place.tag_bits
     PROBES = ("probe_checked", "probe_taken", "probe_doorbell", "probe_fetched", "probe_translated", "probe_placed", "probe_ack")
 
     def __init__(self, p: Params):
         self.p = p
         self.response = ReadResponse(p, 2 * QUANTUM + 2)
         self.response_tag_bits = self.response.tag_bits
+        self.ring_tag_bits, self.place_tag_bits = ReceiveQueue.tag_bits(p), Place.tag_bits(p)
         super().__init__({
             "request": In(stream.Signature(RequestDesc(p))),
             "doorbell": In(stream.Signature(Doorbell(p.qpn_bits))),
@@ -137,14 +137,16 @@ class Responder(wiring.Component):
         wiring.connect(m, place.xlate, wiring.flipped(self.xlate_place))
         wiring.connect(m, place.payload_at, source.i)
         wiring.connect(m, source.store_read, wiring.flipped(self.store_read))
-        wiring.connect(m, wiring.flipped(self.store_data), source.store_data)
+        m.submodules.stored = stored = SkidBuffer(Beat(p.data_width))
+        wiring.connect(m, wiring.flipped(self.store_data), stored.i)
+        wiring.connect(m, stored.o, source.store_data)
         wiring.connect(m, source.o, move.packet)
         wiring.connect(m, place.free, wiring.flipped(self.free))
         wiring.connect(m, move.write, wiring.flipped(self.write))
         wiring.connect(m, ack.ack, resources.i)
         wiring.connect(m, resources.ack, wiring.flipped(self.ack))
         wiring.connect(m, complete.cqe, wiring.flipped(self.cqe))
-        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2)
+        m.submodules.qp_errors = qp_errors = StreamArbiter(QpError(p), 2, skid=True)
         wiring.connect(m, complete.qp_error, qp_errors.i[0])
         wiring.connect(m, resources.qp_error, qp_errors.i[1])
         wiring.connect(m, qp_errors.o, wiring.flipped(self.qp_error))

@@ -2,7 +2,7 @@
 
 from amaranth import *
 from amaranth.hdl import Assert, Format
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import RESPONDER_CFG, RESPONDER_HOT, Access, CtxTable, QpState, QpType
@@ -11,78 +11,15 @@ from ..abi.queues import CqeFlags
 from ..config import Params
 from ..qp.table import ContextTable
 from ..records import CtxBus, Doorbell, Probe, ProbeEvent, QpEvent, RequestDesc
+from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..wire.opcode import Kind, OpcodeFlags, PayloadRule, decode
 from ..wire.syndrome import NakCode, ack_syndrome, nak_syndrome
 from .atomic import Operands
 from .records import AtomicOp, Job, JobKind
+from .sequence_records import Cfg, Checked, Hot, Item, Message, NakState
 
-__all__ = ["Message", "NakState", "Sequence"]
-
-
-class NakState:
-    """Values of ResponderHot.nak_state."""
-
-    NONE, SEQUENCE, RNR, FATAL = range(4)
-
-
-class Message:
-    """Values of ResponderHot.message."""
-
-    NONE, SEND, WRITE = range(3)
-
-
-class _Item(data.StructLayout):
-    """What enters the pipe: a request, or (``event``) a flush or (``doorbell`` also set) a doorbell of ``desc.qpn``."""
-
-    def __init__(self, p: Params):
-        super().__init__({"desc": RequestDesc(p), "event": 1, "doorbell": 1})
-
-
-class _Cfg(data.StructLayout):
-    """What the later stages need of RESPONDER_CFG."""
-
-    def __init__(self, p: Params):
-        super().__init__({"pd": 24, "log_rq": 4, "cqn": p.cqn_bits, "min_rnr_timer": 5, "max_dest_rd_atomic": 8})
-
-
-class _Hot(data.StructLayout):
-    """What the later stages need of RESPONDER_HOT as read."""
-
-    def __init__(self):
-        super().__init__({
-            "epsn": 24, "nak_state": 2, "msn": 24, "message": 2, "rq_index": 16, "cqe_index": 16, "ack_psn": 24,
-            "accepted": 1, "requests": 8,
-        })  # fmt: skip
-
-
-class _Common(data.StructLayout):
-    """Fields that stages 3 and 4 share."""
-
-    def __init__(self, p: Params):
-        super().__init__({
-            "item": _Item(p),
-            "flags": OpcodeFlags,
-            "cfg": _Cfg(p),
-            "hot": _Hot(),
-            "producer": 16,
-            "has_data": 1,
-            "drop": 1,
-            "in_error": 1,
-            "order_ok": 1,  # check 2
-            "access_ok": 1,  # check 3
-            "open_requests": 8,  # READs and ATOMICs not yet answered
-            "no_rwqe": 1,  # check 5
-            "length_ok": 1,  # check 6
-            "is_send": 1,
-            "is_write": 1,
-            "is_read": 1,
-            "is_atomic": 1,
-            "op": AtomicOp,
-            "rkey": 32,
-            "total": 32,
-            "resid": 32,
-        })  # fmt: skip
+__all__ = ["Sequence"]
 
 
 class Sequence(wiring.Component):
@@ -97,7 +34,7 @@ class Sequence(wiring.Component):
     of a QP in another state becomes one that completes nothing: it shows when the QP has drained (R-QP-4, R-QP-7).
 
     Timing: a pipe of 4 stages without back-pressure, since the job FIFO (``p.desc_depth``) is reserved at its entrance;
-    request to job 5 cycles; one request per cycle for different QPs, one per 5 cycles for one QP, whose next request waits
+    request to job 7 cycles; one request per cycle for different QPs, one per 4 cycles for one QP, whose next request waits
     for the write-back. Doorbells go first, then flushes, then requests.
 
     Members: ``request``, ``doorbell`` (RQ), ``flush``, ``ctx`` in; ``job`` out; ``finished_addr``/``finished``, READs and
@@ -130,20 +67,23 @@ class Sequence(wiring.Component):
         p = self.p
         m = Module()
         m.submodules.cfg = cfg = ContextTable(p, CtxTable.RESPONDER_CFG, RESPONDER_CFG, p.num_qps)
-        m.submodules.hot = hot = ContextTable(p, CtxTable.RESPONDER_HOT, RESPONDER_HOT, p.num_qps, engine_writes=True)
-        m.submodules.producer = producer = ContextTable(p, CtxTable.RQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True)
+        m.submodules.hot = hot = ContextTable(p, CtxTable.RESPONDER_HOT, RESPONDER_HOT, p.num_qps, engine_writes=True,
+                                          transparent=True)
+        m.submodules.producer = producer = ContextTable(p, CtxTable.RQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True,
+                                                    transparent=True)
         m.submodules.jobs = jobs = StreamFifo(Job(p), p.desc_depth)
         wiring.connect(m, jobs.o, wiring.flipped(self.job))
         self._hot, self._jobs = hot, jobs
+        self._made = Signal()  # stage 4 makes a job
         self._hot_waits = Signal()  # a command wants to write the hot table
 
         # Four stages: 1 and 2 wait for the tables, 3 and 4 hold results of the checks.
         self._valid = [Signal(name=f"stage{i}_valid") for i in range(1, 5)]
-        stage1, stage2 = Signal(_Item(p)), Signal(_Item(p))
+        stage1, stage2 = Signal(Item(p)), Signal(Item(p))
         flags2 = Signal(OpcodeFlags)
-        self._stage3 = Signal(_Common(p))
-        self._stage4 = Signal(_Common(p))
-        qpns = [stage1.desc.qpn, stage2.desc.qpn, self._stage3.item.desc.qpn, self._stage4.item.desc.qpn]
+        self._stage3 = Signal(Checked(p))
+        self._stage4 = Signal(Checked(p))
+        qpns = [stage1.desc.qpn, stage2.desc.qpn, self._stage3.item.desc.qpn]  # stage 4 writes what is read in its cycle
 
         entry = self._entrance(m, producer, qpns)
         for table in (cfg, hot, producer):
@@ -163,49 +103,47 @@ class Sequence(wiring.Component):
     def _entrance(self, m, producer, qpns):
         """Chooses what enters the pipe; returns the item."""
         p = self.p
-        entry = Signal(_Item(p))
+        m.submodules.chosen = chosen = SkidBuffer(Item(p))
+        choice, entry = chosen.i.payload, chosen.o.payload
         busy = Signal()  # an earlier item of this QP has not written back
         room = Signal()
         enter = Signal()
-        offered = Signal()
         credits = Signal(range(p.desc_depth + 1), init=p.desc_depth)  # job FIFO places not promised to anyone
-        rung = Signal()  # a doorbell whose counter is stored
-        rung_qpn = Signal(p.qpn_bits)
-
-        # The counter is stored one cycle before the item reads it.
+        doorbell = entry.event & entry.doorbell
         m.d.comb += [
-            self.doorbell.ready.eq(~rung),
-            producer.write_en.eq(self.doorbell.valid & ~rung),
-            producer.write_index.eq(self.doorbell.p.id),
+            # The counter (in the PSN's place) is seen by what enters with it or later.
+            producer.write_en.eq(chosen.o.valid & doorbell),
+            producer.write_index.eq(entry.desc.qpn),
             producer.write_words.eq(1),
-            producer.write_data.value.eq(self.doorbell.p.counter[:16]),
-            self.probe_doorbell.valid.eq(self.doorbell.valid & ~rung),
+            producer.write_data.value.eq(entry.desc.psn[:16]),
+            self.probe_doorbell.valid.eq(self.doorbell.valid & self.doorbell.ready),
             self.probe_doorbell.event.eq(ProbeEvent.RQ_DOORBELL),
             self.probe_doorbell.qpn.eq(self.doorbell.p.id),
             self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
             room.eq(credits != 0),
-            offered.eq(rung | self.flush.valid | self.request.valid),
-            enter.eq(offered & room & ~busy & ~self._hot_waits),
-            entry.desc.eq(self.request.payload),
+            chosen.i.valid.eq(self.doorbell.valid | self.flush.valid | self.request.valid),
+            enter.eq(chosen.o.valid & room & ~busy & ~self._hot_waits),
+            chosen.o.ready.eq(enter),
+            self.doorbell.ready.eq(chosen.i.ready),
+            choice.desc.eq(self.request.payload),
         ]
-        with m.If(rung):
-            m.d.comb += [entry.event.eq(1), entry.doorbell.eq(1), entry.desc.qpn.eq(rung_qpn)]
+        with m.If(self.doorbell.valid):
+            m.d.comb += [
+                choice.event.eq(1), choice.doorbell.eq(1), choice.desc.qpn.eq(self.doorbell.p.id),
+                choice.desc.psn.eq(self.doorbell.p.counter),
+            ]  # fmt: skip
         with m.Elif(self.flush.valid):
-            m.d.comb += [entry.event.eq(1), entry.desc.qpn.eq(self.flush.p.qpn), self.flush.ready.eq(enter)]
+            m.d.comb += [choice.event.eq(1), choice.desc.qpn.eq(self.flush.p.qpn), self.flush.ready.eq(chosen.i.ready)]
         with m.Else():
-            m.d.comb += self.request.ready.eq(enter)
-        with m.If(self.doorbell.valid & ~rung):
-            m.d.sync += [rung.eq(1), rung_qpn.eq(self.doorbell.p.id)]
-        with m.Elif(enter):
-            m.d.sync += rung.eq(0)
+            m.d.comb += self.request.ready.eq(chosen.i.ready)
 
-        m.d.comb += busy.eq(Cat(valid & (qpn == entry.desc.qpn) for valid, qpn in zip(self._valid, qpns, strict=True)).any())
+        m.d.comb += busy.eq(Cat(valid & (qpn == entry.desc.qpn) for valid, qpn in zip(self._valid, qpns, strict=False)).any())
         m.d.sync += self._valid[0].eq(enter)
         returned = Signal()  # a job left, or an event made none
         unused = Signal()
         m.d.comb += [
             returned.eq(self._jobs.o.valid & self._jobs.o.ready),
-            unused.eq(self._valid[3] & ~self._jobs.i.valid),
+            unused.eq(self._valid[3] & ~self._made),
         ]
         m.d.sync += [
             credits.eq(credits - enter + returned + unused),
@@ -280,8 +218,8 @@ class Sequence(wiring.Component):
         m.d.sync += [
             out.item.eq(item),
             out.flags.eq(flags),
-            *(out.cfg[name].eq(cfg[name]) for name in _Cfg(self.p).members),
-            *(out.hot[name].eq(hot[name]) for name in _Hot().members),
+            *(out.cfg[name].eq(cfg[name]) for name in Cfg(self.p).members),
+            *(out.hot[name].eq(hot[name]) for name in Hot().members),
             out.producer.eq(producer.value),
             out.has_data.eq(desc.length != 0),
             out.drop.eq(~(state_ok & (cfg.type == QpType.RC) & flags.is_request) | (hot.nak_state == NakState.FATAL)),
@@ -352,7 +290,8 @@ class Sequence(wiring.Component):
 
     def _decide(self, m):
         """Stage 4: the verdict in the order of 8.1, the new state, the job."""
-        stage, job, write = self._stage4, self._jobs.i.p, self._hot.write_data
+        stage, write = self._stage4, self._hot.write_data
+        job = Signal(Job(self.p))
         desc, hot, flags = stage.item.desc, stage.hot, stage.flags
         valid = self._valid[3]
         nak_state = Signal(2)
@@ -391,7 +330,7 @@ class Sequence(wiring.Component):
             job.starts.eq(flags.starts),
             job.index.eq(Mux(takes, hot.rq_index, hot.cqe_index)),
             job.fatal.eq(fatal),
-            self._jobs.i.valid.eq(valid & ~(stage.item.doorbell & ~stage.in_error)),
+            self._made.eq(valid & ~(stage.item.doorbell & ~stage.in_error)),
             takes.eq(flags.takes_rwqe & accept),
         ]
         with m.If(stage.item.event):
@@ -509,4 +448,8 @@ class Sequence(wiring.Component):
             self.probe_taken.index.eq(hot.rq_index),
             self.probe_taken.psn.eq(desc.psn),
         ]
-        m.d.sync += Assert(~self._jobs.i.valid | self._jobs.i.ready, "responder: job FIFO overflows")
+        m.d.sync += [
+            self._jobs.i.valid.eq(self._made),
+            self._jobs.i.payload.eq(job),
+            Assert(~self._jobs.i.valid | self._jobs.i.ready, "responder: job FIFO overflows"),
+        ]

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from ..abi import Access, VendorError
 from ..config import Params
 from ..memory.ordered import OrderedRequest
-from .records import FetchedJob, JobKind, Piece, Walked, list_sges
+from .records import JobKind, Piece, PlaceTicket, Walked, list_sges
 
 __all__ = ["Walk"]
 
@@ -19,24 +19,28 @@ class Walk(wiring.Component):
     job with ``nak_after_key`` is only checked. READ: the whole range, checked only. ATOMIC: its 8 bytes. SEND: the SGEs of the
     receive WQE from byte ``resid`` of the message on;
     SGEs of length 0 are passed over (R-WQ-4); a message that goes on behind the last SGE is ``too_long`` (check 10). A landing
-    is a SEND to the SGEs of a send WQE.
+    is a SEND to the SGEs of a send WQE. A job that waited for a page table goes on behind the bytes that have their place.
 
-    Timing: one WRITE or job without payload per cycle; a SEND takes 1 cycle, 2 per SGE passed over, 3 per SGE used.
+    All requests are ``hit_only``: an answer comes at once.
 
-    Members: ``i`` FetchedJob, ``o`` Walked, ``request`` OrderedRequest with a `Piece`: streams.
+    Timing: one WRITE or job without payload per cycle; a SEND takes 1 cycle, 2 per SGE passed over, 3 per SGE used; 2 more for a
+    job that goes on.
+
+    Members: ``i`` PlaceTicket, ``o`` Walked, ``request`` OrderedRequest with a `Piece`: streams.
     """
 
     def __init__(self, p: Params):
         self.p = p
         super().__init__({
-            "i": In(stream.Signature(FetchedJob(p))),
+            "i": In(stream.Signature(PlaceTicket(p))),
             "o": Out(stream.Signature(Walked(p))),
             "request": Out(stream.Signature(OrderedRequest(p, Piece()))),
         })
 
     def elaborate(self, platform):
         m = Module()
-        job = self.i.p.job
+        ticket, fetched, note = self.i.p, self.i.p.job, self.i.p.note
+        job = fetched.job
         request = self.request
         final = Signal()  # the job's last request
 
@@ -48,15 +52,16 @@ class Walk(wiring.Component):
             atomic.eq(job.kind == JobKind.ATOMIC),
             # R-RES-2
             needs_key.eq(Mux(reads | atomic, job.starts, (job.kind == JobKind.WRITE) & (job.has_data | job.nak_after_key))),
-            walks.eq((job.kind == JobKind.SEND) & job.has_data & (self.i.p.wqe_error == VendorError.NONE)),
-            self.o.p.qpn.eq(job.qpn),
+            walks.eq((job.kind == JobKind.SEND) & job.has_data & (fetched.wqe_error == VendorError.NONE)),
+            *(self.o.p[name].eq(ticket[name]) for name in ("qpn", "slot", "again", "barrier", "color", "note")),
             self.o.p.job.eq(job),
-            self.o.p.wqe_error.eq(Mux(job.kind == JobKind.SEND, self.i.p.wqe_error, VendorError.NONE)),
+            request.p.hit_only.eq(1),
+            self.o.p.wqe_error.eq(Mux(job.kind == JobKind.SEND, fetched.wqe_error, VendorError.NONE)),
             request.p.pd.eq(job.pd),
             self.i.ready.eq(self.o.valid & self.o.ready),
         ]
 
-        sge = Signal.like(self.i.p.sges[0])
+        sge = Signal.like(fetched.sges[0])
         number = Signal(range(list_sges(self.p)))
         offset = Signal(32)  # message bytes before the packet, less those of SGEs passed over
         left = Signal(13)  # bytes of the packet without a place
@@ -68,10 +73,14 @@ class Walk(wiring.Component):
         covers = Signal()
         beyond = Signal()
         m.d.comb += [
-            sge.eq(self.i.p.sges[number]),
+            sge.eq(fetched.sges[number]),
             covers.eq(~remains[32] & (remains[:32] != 0)),  # R-WQ-4
             beyond.eq(number == list_sges(self.p) - 1),
         ]
+
+        goes_on = Signal()  # some bytes have their place already
+        resid = Signal(32)
+        m.d.comb += goes_on.eq(note.done != 0)
 
         def next_sge():
             m.d.sync += number.eq(number + 1)
@@ -93,12 +102,38 @@ class Walk(wiring.Component):
                     request.p.meta.key.eq(job.rkey),
                     request.p.meta.length.eq(Mux(job.nak_after_key | reads, 0, job.length)),
                     self.o.p.pieces.eq(needs_key),
-                    request.valid.eq(self.i.valid & needs_key & self.o.ready),
-                    self.o.valid.eq(self.i.valid & ~walks & (request.ready | ~needs_key)),
+                    request.valid.eq(self.i.valid & ~goes_on & needs_key & self.o.ready),
+                    self.o.valid.eq(self.i.valid & ~goes_on & ~walks & (request.ready | ~needs_key)),
                 ]
-                m.d.sync += [number.eq(0), offset.eq(job.resid), left.eq(job.length), pieces.eq(0)]
-                with m.If(self.i.valid & walks):
+                m.d.sync += [
+                    number.eq(0), offset.eq(job.resid + note.done), left.eq(job.length - note.done), pieces.eq(0),
+                    low.eq(job.va[:32] + note.done), resid.eq(job.resid - note.done),
+                ]  # fmt: skip
+                with m.If(self.i.valid & goes_on):
+                    m.next = "Behind"
+                with m.Elif(self.i.valid & walks):
                     m.next = "Measure"
+            with m.State("Behind"):
+                m.d.sync += va.eq(Cat(low[:32], job.va[32:] + low[32]))
+                with m.If(walks & (left != 0)):
+                    m.next = "Measure"
+                with m.Else():
+                    m.next = "Rest"
+            with m.State("Rest"):  # of a WRITE, or nothing
+                m.d.comb += [
+                    request.p.key.eq(job.rkey),
+                    request.p.rights.eq(Access.REMOTE_WRITE),
+                    request.p.va.eq(va),
+                    request.p.length.eq(resid),
+                    request.p.meta.va.eq(va),
+                    request.p.meta.key.eq(job.rkey),
+                    request.p.meta.length.eq(left),
+                    self.o.p.pieces.eq(left != 0),
+                    request.valid.eq((left != 0) & self.o.ready),
+                    self.o.valid.eq(request.ready | (left == 0)),
+                ]
+                with m.If(self.o.valid & self.o.ready):
+                    m.next = "Start"
             with m.State("Measure"):
                 m.d.sync += [remains.eq(sge.length - offset), low.eq(sge.addr[:32] + offset)]
                 m.next = "Choose"
