@@ -333,7 +333,8 @@ class XlateRequest(data.StructLayout):
     ``ring`` 0: ``key`` is an lkey/rkey: index, variant, PD and rights are checked. ``ring`` 1: ``key`` is the entry
     number in the translation table (config.Params.tpt_*_base + id) and only the bounds are checked.
     The whole range [va, va + length) is checked (R-MR-2); length 0 is never sent. ``hit_only``: answer MISS at once instead of
-    waiting for a page table.
+    waiting for a page table. ``invalidate``: no bounds are checked and nothing is translated; the answer, OK, comes when the
+    entry is not valid any more and no translation of it is left (19.2).
     """
 
     def __init__(self, p: Params, tag_bits: int):
@@ -346,6 +347,7 @@ class XlateRequest(data.StructLayout):
             "va": 64,
             "length": 32,  # 1..2^31
             "hit_only": 1,
+            "invalidate": 1,
         })  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class AccessFlags(IntFlag):
     REMOTE_READ = 4
     REMOTE_ATOMIC = 8
     MW_BIND = 16
+    REMOTE_INVALIDATE = 128  # ours: a SEND with invalidate may end the MR
 
 
 class QPType(IntEnum):

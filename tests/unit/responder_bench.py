@@ -100,6 +100,7 @@ class World:
         self.regions: dict[int, Region] = {}
         self.rings: dict[int, Region] = {}
         self.unreadable: set[int] = set()  # physical addresses of RWQEs whose read fails
+        self.gone: set[int] = set()  # keys that were invalidated
         self.misses = lambda key: False  # does a `hit_only` translation of this key miss?
 
     def pages(self, count: int, contiguous: bool = False) -> list[int]:
@@ -118,9 +119,9 @@ class World:
         self.regions[key] = region
         return region
 
-    def check(self, key: int, pd: int, rights: int, va: int, length: int, ring: int) -> XlateStatus:
+    def check(self, key: int, pd: int, rights: int, va: int, length: int, ring: int, gone=frozenset()) -> XlateStatus:
         region = (self.rings if ring else self.regions).get(key)
-        if region is None:
+        if region is None or key in gone:
             return XlateStatus.KEY
         if not ring and region.pd != pd:
             return XlateStatus.PD
@@ -132,9 +133,13 @@ class World:
 
     def translate(self, request) -> dict:
         region = (self.rings if request.ring else self.regions).get(int(request.key))
-        status = self.check(int(request.key), int(request.pd), int(request.rights), int(request.va), int(request.length),
-                            int(request.ring))
-        if status != XlateStatus.OK or region is None:
+        va, length = int(request.va), int(request.length)
+        if request.invalidate and region is not None:
+            va, length = region.base, 1
+        status = self.check(int(request.key), int(request.pd), int(request.rights), va, length, int(request.ring), self.gone)
+        if status != XlateStatus.OK or region is None or request.invalidate:
+            if status == XlateStatus.OK:
+                self.gone.add(int(request.key))
             return {"tag": int(request.tag), "status": status, "address": 0xDEAD, "span": 1}
         if request.hit_only and self.misses(int(request.key)):
             return {"tag": int(request.tag), "status": XlateStatus.MISS, "address": 0xDEAD, "span": 1}
@@ -156,6 +161,7 @@ class Model:
         self.acks: dict[int, list] = defaultdict(list)  # (syndrome, psn, msn)
         self.cqes: dict[int, list] = defaultdict(list)
         self.duplicates = self.out_of_sequence = 0
+        self.gone: set[int] = set()  # keys that were invalidated
 
     def post(self, qp: Qp, sges: list[tuple[int, int, int]]) -> tuple[int, bytes]:
         """A receive WQE; returns its physical address and bytes."""
@@ -228,7 +234,7 @@ class Model:
             if info.starts:
                 qp.va, qp.rkey, qp.resid, qp.total = packet.va, packet.rkey, packet.dma_length, packet.dma_length
             if qp.resid:
-                if self.world.check(qp.rkey, qp.pd, Access.REMOTE_WRITE, qp.va, qp.resid, 0) != XlateStatus.OK:
+                if self.world.check(qp.rkey, qp.pd, Access.REMOTE_WRITE, qp.va, qp.resid, 0, self.gone) != XlateStatus.OK:
                     return self.fatal(qp, packet, ACCESS, None)
             good = (size == qp.resid) if info.ends else (qp.resid > pmtu)
             if not good:
@@ -256,10 +262,18 @@ class Model:
             if left:
                 return self.fatal(qp, packet, INVALID, index, WcStatus.LOC_LEN_ERR)
             for key, va, count in pieces:
-                if self.world.check(key, qp.pd, Access.LOCAL_WRITE, va, count, 0) != XlateStatus.OK:
+                if self.world.check(key, qp.pd, Access.LOCAL_WRITE, va, count, 0, self.gone) != XlateStatus.OK:
                     return self.fatal(qp, packet, OPERATIONAL, index, WcStatus.LOC_PROT_ERR)
                 targets += self.world.virtual(key, va, count)
             qp.offset += size
+        if info.has_ieth:  # check 12: no NAK
+            ended = self.world.regions.get(packet.imm)
+            base = 0 if ended is None else ended.base
+            if self.world.check(packet.imm, qp.pd, Access.REMOTE_INVALIDATE, base, 1, 0, self.gone) != XlateStatus.OK:
+                self.complete(qp, index, WcStatus.LOC_QP_OP_ERR)
+                qp.dead = True
+                return
+            self.gone.add(packet.imm)
         for target, byte in zip(targets, packet.payload, strict=True):
             self.memory[target] = byte
         qp.epsn = (qp.epsn + 1) % (1 << 24)
@@ -277,7 +291,8 @@ class Model:
                 | (CqeFlags.SOLICITED if packet.solicited else 0)
             write = info.kind == Kind.WRITE
             self.complete(qp, index, WcStatus.SUCCESS, byte_len=qp.total if write else qp.offset, flags=int(flags),
-                          imm=packet.imm, opcode=WcOpcode.RECV_RDMA_WITH_IMM if write else WcOpcode.RECV)
+                          imm=packet.imm if info.has_imm or info.has_ieth else 0,
+                          opcode=WcOpcode.RECV_RDMA_WITH_IMM if write else WcOpcode.RECV)
 
 
 class Port:

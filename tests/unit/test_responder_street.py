@@ -40,6 +40,9 @@ def messages(bench: Bench, qp, rng, count: int):
                 if extra and not left:
                     break
             actions.append(("post", qp, sges))
+        ended = 0x4000 + 0x100 * len(bench.world.regions)  # the key that a SEND ends
+        if inv:
+            bench.world.region(ended, qp.pd, int(Access.REMOTE_INVALIDATE), base=0x5000, length=64)
         packets = max(1, -(-length // pmtu))
         for i in range(packets):
             starts, ends = i == 0, i == packets - 1
@@ -48,7 +51,7 @@ def messages(bench: Bench, qp, rng, count: int):
                 qp.qpn, rc(kind, starts=starts, ends=ends, imm=imm and ends, inv=inv and ends), psn,
                 payload[i * pmtu : (i + 1) * pmtu], start if has_reth else 0,
                 (key if length else 0xBAD) if has_reth else 0, length if has_reth else 0,
-                imm=rng.randrange(1 << 32) if (imm or inv) and ends else 0, ackreq=int(ends or rng.random() < 0.3),
+                imm=ended if inv and ends else rng.randrange(1 << 32), ackreq=int(ends or rng.random() < 0.3),
                 solicited=rng.randrange(2) if ends else 0))
             psn = (psn + 1) % (1 << 24)
     return actions

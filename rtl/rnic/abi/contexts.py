@@ -44,6 +44,7 @@ class Access(enum.IntFlag, shape=8):
     REMOTE_READ = 4
     REMOTE_ATOMIC = 8
     MW_BIND = 16
+    REMOTE_INVALIDATE = 128  # no flag of verbs: a SEND with invalidate may end the MR
 
 
 class CtxTable(enum.IntEnum, shape=4):

@@ -2,7 +2,7 @@
 
 from amaranth import *
 from amaranth.hdl import Assert, Format
-from amaranth.lib import data, memory, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import TPT_ENTRY, CtxTable
@@ -20,6 +20,7 @@ __all__ = ["Translate"]
 RESPONSES = 16  # room for responses per client: more than the latency, so that one client alone has full rate
 STAGES = 10  # registers between the clients and the outcome
 MIN_LOG_PAGE = 12
+_VALID = TPT_ENTRY.fields["valid"].offset  # bit
 
 
 class Translate(wiring.Component):
@@ -38,6 +39,10 @@ class Translate(wiring.Component):
     order of arrival, when a slot is free, while hits go on. A client gets no more than ``RESPONSES`` requests in, and there
     is room for those of all clients: neither one that does not take its answers nor one whose requests miss holds others up.
     A miss of a request with ``hit_only`` is answered by MISS at once. Answers to one client come in any order.
+
+    A request with ``invalidate`` that passes the checks of key, domain and rights ends its entry in the same way (R-MR-1): it is
+    answered when that is done. The command engine never writes an entry that a request may end meanwhile: before a key is used
+    again, its DESTROY has waited for all requests (qp.fence).
 
     A write of any word of TPT entry i is taken by the table at once, but ``ctx.ready`` rises only when no request that
     saw the old entry is left in the pipe or in a walk and the cache holds no page of i: about 19 cycles, more with
@@ -89,6 +94,9 @@ class Translate(wiring.Component):
         self._again = Signal()
         self._walk_needed = Signal()  # the outcome is: not in the cache
         self._hit_only = Signal()  # and: which is the answer
+        self._ends = Signal()  # the outcome is: entry `_end_index` ends, answer later
+        self._ended = stream.Signature(data.StructLayout({"client": self.client_bits, "tag": self.tag_bits})).create()
+        self._end_index = Signal(p.tpt_bits)
         self._wait = Signal()  # or: no slot, try again later
         self._entrance(m)
         self._checks(m)
@@ -122,7 +130,7 @@ class Translate(wiring.Component):
         # A walk's answer needs a cycle in which the pipe gives none: leave a gap when there is none on its way. Seen a
         # cycle late, so that the clients' ready comes from registers; a gap too many does no harm.
         gap = Signal()
-        m.d.sync += gap.eq(walker.answer.valid & valid[1:STAGES].all())
+        m.d.sync += gap.eq((walker.answer.valid | self._ended.valid) & valid[1:STAGES].all())
         open_now = Signal()  # a new request may come in
         take_new = Signal()
         take_again = Signal()
@@ -153,7 +161,7 @@ class Translate(wiring.Component):
             with m.If(asked[i]):
                 m.d.comb += [
                     new.request[field].eq(request.payload[field])
-                    for field in ("tag", "ring", "key", "pd", "rights", "va", "length", "hit_only")
+                    for field in ("tag", "ring", "key", "pd", "rights", "va", "length", "hit_only", "invalidate")
                 ]
         m.d.sync += valid[1].eq(take_new | take_again)
         with m.If(again_ready):
@@ -213,13 +221,15 @@ class Translate(wiring.Component):
         ]
 
         # Response queues: the pipe first, a walk's answer in a gap.
-        outcome = self._outcome
+        outcome, ended = self._outcome, self._ended
         answered = Signal()  # by the pipe
         same = Signal()  # both have an answer for one client
         m.d.comb += [
-            answered.eq(valid[STAGES] & (~self._walk_needed | self._hit_only)),
+            answered.eq(valid[STAGES] & ~self._ends & (~self._walk_needed | self._hit_only)),
             same.eq(answered & (outcome.client == walker.answer.payload.client)),
             walker.answer.ready.eq(~same),
+            ended.ready.eq(~(answered & (outcome.client == ended.p.client))
+                           & ~(walker.answer.valid & (walker.answer.payload.client == ended.p.client))),
         ]
         for i, (name, _) in enumerate(self.clients):
             port = getattr(self, name)
@@ -227,15 +237,20 @@ class Translate(wiring.Component):
             wiring.connect(m, fifo.o, wiring.flipped(port).response)
             from_pipe = Signal(name=f"from_pipe_{name}")
             from_walk = Signal(name=f"from_walk_{name}")
+            from_end = Signal(name=f"from_end_{name}")
             credit = Signal(range(RESPONSES + 1), init=RESPONSES, name=f"credit_{name}")
             done = walker.answer.payload
             m.d.comb += [
                 from_pipe.eq(answered & (outcome.client == i)),
                 from_walk.eq(walker.answer.valid & (done.client == i) & ~same),
-                fifo.i.valid.eq(from_pipe | from_walk),
+                from_end.eq(ended.valid & ended.ready & (ended.p.client == i)),
+                fifo.i.valid.eq(from_pipe | from_walk | from_end),
             ]
             for field in ("tag", "status", "address", "span"):
-                m.d.comb += fifo.i.payload[field].eq(Mux(from_pipe, outcome[field], done[field]))
+                walked = Mux(from_end, ended.p.tag, done[field]) if field == "tag" else done[field]
+                if field == "status":
+                    walked = Mux(from_end, XlateStatus.OK, walked)
+                m.d.comb += fifo.i.payload[field].eq(Mux(from_pipe, outcome[field], walked))
             taken = Signal(name=f"taken_{name}")  # one more request
             given = Signal(name=f"given_{name}")  # one more response
             m.d.comb += [
@@ -287,9 +302,10 @@ class Translate(wiring.Component):
         again = Signal()
         m.d.comb += [client.eq(self._first.client), handle.eq(self._first.handle), again.eq(self._first.again)]
         tag = Signal(self.tag_bits)
-        hit_only = Signal()
-        m.d.comb += [tag.eq(first.tag), hit_only.eq(first.hit_only)]
-        clients, handles, agains, tags, hits_only = (pass_on(s, STAGES - 1) for s in (client, handle, again, tag, hit_only))
+        hit_only, invalidate = Signal(), Signal()
+        m.d.comb += [tag.eq(first.tag), hit_only.eq(first.hit_only), invalidate.eq(first.invalidate)]
+        clients, handles, agains, tags, hits_only, invalidates = (
+            pass_on(s, STAGES - 1) for s in (client, handle, again, tag, hit_only, invalidate))
         requests = pass_on(first, 3)
         ranges = pass_on(in_range, 2)
         indices = pass_on(index, STAGES - 2)
@@ -340,7 +356,7 @@ class Translate(wiring.Component):
             m.d.sync += status.eq(XlateStatus.PD)
         with m.Elif(~rights_ok):
             m.d.sync += status.eq(XlateStatus.RIGHTS)
-        with m.Elif(~start_ok | ~length_ok | (behind[:64] > spare[:64])):  # R-MR-2
+        with m.Elif(~invalidates[4] & (~start_ok | ~length_ok | (behind[:64] > spare[:64]))):  # R-MR-2
             m.d.sync += status.eq(XlateStatus.BOUNDS)  # R-MR-2
         statuses = pass_on(status, STAGES - 6)
 
@@ -375,13 +391,15 @@ class Translate(wiring.Component):
         walk_needed = self._walk_needed
         m.d.sync += [
             ok.eq(statuses[-2] == XlateStatus.OK),
-            may_walk.eq((statuses[-2] == XlateStatus.OK) & pageds[-2]),
+            may_walk.eq((statuses[-2] == XlateStatus.OK) & pageds[-2] & ~invalidates[-2]),
         ]
         m.d.comb += [
             walk_needed.eq(may_walk & ~cache.hit),
             walker.start.eq(valid[STAGES] & walk_needed & ~hits_only[-1] & (agains[-1] | self._slot_for_new)),
             self._wait.eq(walk_needed & ~hits_only[-1] & ~agains[-1] & ~self._slot_for_new),
             self._hit_only.eq(hits_only[-1]),
+            self._ends.eq(ok & invalidates[-1]),
+            self._end_index.eq(indices[-1]),
             self._handle.eq(handles[-1]),
             self._again.eq(agains[-1]),
             self._outcome.client.eq(clients[-1]),
@@ -403,14 +421,17 @@ class Translate(wiring.Component):
 
     # ---------------------------------------------------------------------------------------------------- purge
     def _purge(self, m):
-        """A TPT write: pass it on, then wait until nothing derived from the old entry is left."""
+        """A TPT write, or the end of an entry: pass it on, then wait until nothing derived from the old entry is left."""
         p = self.p
         tpt, cache, walker = self._tpt, self._cache, self._walker
         # One bit per TPT entry: the cache may hold pages of it. Spares the sweep for entries that never had any.
         m.submodules.cached = cached = memory.Memory(shape=1, depth=p.tpt_entries, init=[])
         cached_read, cached_write = cached.read_port(), cached.write_port()
+        ending = data.StructLayout({"client": self.client_bits, "tag": self.tag_bits, "index": p.tpt_bits})
+        m.submodules.endings = endings = StreamFifo(ending, RESPONSES)
         mine = Signal()
         done = Signal()
+        told = Signal()  # the entry at hand was ended by a request
         clear = Signal()
         may_hold = Signal()
         index = Signal(p.tpt_bits)
@@ -418,7 +439,15 @@ class Translate(wiring.Component):
         m.d.comb += [
             mine.eq(self.ctx.payload.table == CtxTable.TPT),
             tpt.ctx.payload.eq(self.ctx.payload),
-            self.ctx.ready.eq(~mine | done),
+            self.ctx.ready.eq(~mine | (done & ~told)),
+            endings.i.valid.eq(self._valid[STAGES] & self._ends),
+            endings.i.p.client.eq(self._outcome.client),
+            endings.i.p.tag.eq(self._outcome.tag),
+            endings.i.p.index.eq(self._end_index),
+            self._ended.p.client.eq(endings.o.p.client),
+            self._ended.p.tag.eq(endings.o.p.tag),
+            self._ended.valid.eq(done & told),
+            endings.o.ready.eq(self._ended.valid & self._ended.ready),
             walker.purge_index.eq(index),
             cache.sweep_index.eq(index),
             cached_read.addr.eq(index),
@@ -426,13 +455,27 @@ class Translate(wiring.Component):
             cached_write.addr.eq(Mux(walker.fill_en, walker.fill_index, index)),
             cached_write.data.eq(walker.fill_en),
         ]
-        m.d.sync += may_hold.eq(cached_read.data)
+        m.d.sync += [
+            may_hold.eq(cached_read.data),
+            Assert(~endings.i.valid | endings.i.ready, "translate: more entries end than requests are inside"),
+        ]
         with m.FSM(name="purge"):
             with m.State("Idle"):
                 m.d.sync += [index.eq(self.ctx.payload.index), drain.eq(STAGES + 1)]
                 with m.If(self.ctx.valid & mine):
                     m.d.comb += tpt.ctx.valid.eq(1)
-                    m.d.sync += Assert(tpt.ctx.ready, "the TPT has one writer")
+                    m.d.sync += [told.eq(0), Assert(tpt.ctx.ready, "the TPT has one writer")]
+                    m.next = "Drain"
+                with m.Elif(endings.o.valid):
+                    m.d.comb += [
+                        tpt.ctx.valid.eq(1),
+                        tpt.ctx.payload.table.eq(CtxTable.TPT),
+                        tpt.ctx.payload.index.eq(endings.o.p.index),
+                        tpt.ctx.payload.word.eq(_VALID // 32),
+                        tpt.ctx.payload.bytes.eq(1 << _VALID % 32 // 8),
+                        tpt.ctx.payload.data.eq(0),
+                    ]
+                    m.d.sync += [told.eq(1), index.eq(endings.o.p.index)]
                     m.next = "Drain"
             with m.State("Drain"):  # requests that read the old entry
                 m.d.sync += drain.eq(drain - 1)
@@ -462,5 +505,6 @@ class Translate(wiring.Component):
                     m.next = "Done"
             with m.State("Done"):
                 m.d.comb += done.eq(1)
-                m.next = "Idle"
+                with m.If(~told | self._ended.ready):
+                    m.next = "Idle"
         return m

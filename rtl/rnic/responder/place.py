@@ -6,6 +6,7 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import Access, VendorError, WcStatus
+from ..abi.queues import CqeFlags
 from ..config import Params
 from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedRequest, OrderedXlate
@@ -28,11 +29,11 @@ WINDOW = 8  # jobs of a QP on their way once more; as many as there are in the p
 
 class _Cold(data.StructLayout):
     """A piece whose page table has to be read: of the job in ``slot``, ``count`` segments and ``done`` bytes behind its
-    beginning, ``length`` bytes long."""
+    beginning, ``length`` bytes long; or a key to invalidate (``ends``)."""
 
     def __init__(self, p: Params):
-        super().__init__({"slot": range(p.parking_slots), "count": range(max_segments(p)), "done": 13, "length": 13,
-                          "flip": 1})  # fmt: skip
+        super().__init__({"slot": range(p.parking_slots), "count": range(max_segments(p) + 1), "done": 13,
+                          "length": 13, "flip": 1, "ends": 1})  # fmt: skip
 
 
 class Place(wiring.Component):
@@ -46,6 +47,9 @@ class Place(wiring.Component):
     A job whose page table has to be read waits aside with what is known of it, and all that follows in its QP behind it
     (`Parking`), while a translation that waits for the page table is asked for; so does one of the next jobs of the QP each.
     Other QPs pass. Every such translation brings its job on by a segment, whatever happens to the translation cache.
+
+    The last packet of a SEND with invalidate waits aside as well, first of its QP, until its key is no more (8.1, check 12;
+    19.2): its data has its place then, its completion comes later. A key that must not be invalidated ends the QP without a NAK.
 
     A failing packet poisons its QP: its later packets are thrown away here (``error_drop``). ``poison`` sets (1) or clears
     (0) the mark from outside. FLUSH jobs always go through, that of QP 0 behind everything of all QPs; other jobs go on only if
@@ -152,6 +156,7 @@ class Place(wiring.Component):
             note.address.eq(answer.p.address),
             note.bytes.eq(part),
             note.done.eq(Mux(fine, piece.done + part, piece.done)),
+            note.ended.eq(piece.ends),
             note.vendor_err.eq(vendor_of(answer.p.status)),
         ]
         m.d.sync += Assert(~cold.i.valid | cold.i.ready, "responder: more jobs wait for page tables than are kept")
@@ -222,7 +227,8 @@ class Place(wiring.Component):
                     m.d.sync += self._vendor.eq(vendor_of(source_status))
                 with m.If(missed & ~useless & (whole != 0)):
                     m.d.sync += [
-                        self._missed.eq(1), missing.va.eq(base_va), missing.length.eq(whole), missing.key.eq(answer.p.meta.key),
+                        self._missed.eq(1), missing.invalidate.eq(0), missing.va.eq(base_va), missing.length.eq(whole),
+                        missing.key.eq(answer.p.meta.key),
                         missing.meta.length.eq(whole),
                     ]  # fmt: skip
                 m.next = "Pieces"
@@ -241,7 +247,7 @@ class Place(wiring.Component):
                     m.next = "Add"
 
         take_first, take_again, hold = Signal(), Signal(), Signal()
-        resumes = Signal()
+        resumes, invalidates = Signal(), Signal()
         m.d.comb += [
             answer.ready.eq((take_first & ~hold) | (take_again & ~hold)),
             resumes.eq(looked.valid & walked.again & ~resumed),
@@ -257,8 +263,11 @@ class Place(wiring.Component):
                         m.next = "Pieces"
                 with m.Elif(looked.valid & (pieces == walked.pieces)):
                     m.next = "Verdict"
-                    with m.If(walked.again | self._missed):
+                    with m.If(walked.again | self._missed | invalidates):
                         m.next = "Settle"
+                    with m.If(invalidates):
+                        m.d.sync += [self._missed.eq(1), missing.invalidate.eq(1), missing.key.eq(job.imm), missing.length.eq(1),
+                                     missing.meta.length.eq(0)]  # fmt: skip
                 with m.Elif(looked.valid & answer.valid):
                     place(answer.p.address, answer.p.status, answer.p.meta.length, answer.p.meta.va, take_first)
                     # A piece of several segments stays until its last one, for its key.
@@ -270,8 +279,8 @@ class Place(wiring.Component):
                 ]  # fmt: skip
                 with m.If(self._ring.count == note.count):
                     m.d.comb += [self._ring.put_segment.address.eq(note.address), span.eq(note.bytes), whole.eq(note.bytes)]
-                with m.If(self._vendor != VendorError.NONE):  # the last one could not be found
-                    m.d.sync += resumed.eq(1)
+                with m.If((self._vendor != VendorError.NONE) | ((self._ring.count == note.count) & (note.bytes == 0))):
+                    m.d.sync += resumed.eq(1)  # the last one could not be found, or was no segment
                     m.next = "Pieces"
                 with m.Elif(self._ring.room):
                     put()
@@ -302,8 +311,12 @@ class Place(wiring.Component):
                     place(again.response.p.address, again.response.p.status, rest, rest_va, take_again)
                     m.d.comb += hold.eq(self._ring.put & ~ends)
         m.d.comb += [
+            # Not for a packet that fails, and only once.
+            invalidates.eq((job.kind == JobKind.SEND) & ~job.land & job.complete & (job.flags & CqeFlags.WITH_INV).any()
+                           & ~note.ended & ~useless & (walked.wqe_error == VendorError.NONE)),
             missing.pd.eq(job.pd),
-            missing.rights.eq(rights),
+            missing.rights.eq(Mux(missing.invalidate, Access.REMOTE_INVALIDATE, rights)),
+            missing.meta.ends.eq(missing.invalidate),
             missing.meta.slot.eq(walked.slot),
             missing.meta.flip.eq(self._flip),
             missing.meta.count.eq(self._ring.count),
@@ -317,6 +330,7 @@ class Place(wiring.Component):
         job = walked.job
         dead = Signal()
         goes = Signal()  # neither waits nor has to
+        keeps_key = Signal()
         failed = Signal()
         packet = Signal()
         moves = Signal()
@@ -335,7 +349,7 @@ class Place(wiring.Component):
             parking.park.eq(self._missed | (walked.again & self._under_way)),
             goes.eq(~parking.blocked & ~parking.park),
             self._waits.eq(done & self._missed & ~(walked.again & self._under_way)
-                           & (~parking.blocked | (~walked.again & parking.short))),
+                           & (~parking.blocked | (~walked.again & parking.short & ~self._missing.invalidate))),
             packet.eq(job.kind != JobKind.FLUSH),
             bus.eq(vendor == VendorError.HOST_BUS),
             ends_badly.eq(packet & ~dead & (
@@ -352,6 +366,7 @@ class Place(wiring.Component):
             m.d.comb += reason.eq(VendorError.BAD_REQUEST)
         # The state before the verdict lets this settle in registers.
         m.d.sync += [vendor.eq(reason), failed.eq(ends_badly)]
+        m.d.comb += keeps_key.eq(walked.note.ended)  # so that was the failure: 8.1#12
         with m.If(vendor == VendorError.RECV_TOO_SMALL):
             m.d.comb += [syndrome.eq(invalid), status.eq(WcStatus.LOC_LEN_ERR)]
         with m.Elif(vendor == VendorError.BAD_REQUEST):
@@ -359,7 +374,7 @@ class Place(wiring.Component):
         with m.Else():
             m.d.comb += [
                 syndrome.eq(Mux((job.kind != JobKind.SEND) & ~bus, access, operational)),  # 8.1#7, 8.1#11
-                status.eq(Mux(bus, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
+                status.eq(Mux(bus | keeps_key, WcStatus.LOC_QP_OP_ERR, WcStatus.LOC_PROT_ERR)),
             ]
 
         m.d.comb += [
@@ -367,7 +382,7 @@ class Place(wiring.Component):
             moves.eq(goes & packet & ~dead & ~failed & (job.kind != JobKind.NONE) & (job.has_data | atomic)),
             *(out[name].eq(job[name]) for name in Placed(self.p).members
               if name not in ("respond", "syndrome", "msn", "fatal", "complete", "writes", "status", "vendor_err")),
-            out.respond.eq(job.respond | (failed & ~job.land)),
+            out.respond.eq(Mux(failed, ~job.land & ~keeps_key, job.respond)),
             out.syndrome.eq(Mux(failed, syndrome, job.syndrome)),
             out.msn.eq(Mux(failed, job.msn_before, job.msn)),  # 8.2; R-MSN-1
             out.fatal.eq(job.fatal | failed),

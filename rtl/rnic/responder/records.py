@@ -113,11 +113,12 @@ def is_barrier(job) -> Value:
 
 class Progress(data.StructLayout):
     """What is known of a job that waited for a page table. ``done`` bytes of its packet have a place: ``count`` segments are
-    remembered, and ``bytes`` lie at ``address``, unless that failed (``vendor_err``)."""
+    remembered, and ``bytes`` lie at ``address``, unless that failed (``vendor_err``). ``ended``: the key of a SEND with
+    invalidate is no more, unless that failed."""
 
     def __init__(self, p: Params):
         super().__init__({
-            "count": range(max_segments(p)), "done": 13, "address": 64, "bytes": 13, "vendor_err": VendorError,
+            "count": range(max_segments(p) + 1), "done": 13, "address": 64, "bytes": 13, "ended": 1, "vendor_err": VendorError,
         })  # fmt: skip
 
 

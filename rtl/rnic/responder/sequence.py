@@ -322,7 +322,7 @@ class Sequence(wiring.Component):
                 Mux(flags.has_imm, CqeFlags.WITH_IMM, 0) | Mux(flags.has_ieth, CqeFlags.WITH_INV, 0)  # R-CQ-4
                 | Mux(desc.solicited, CqeFlags.SOLICITED, 0)
             )),
-            job.imm.eq(Mux(self._resource, stage.rkey, desc.imm)),
+            job.imm.eq(Mux(self._resource, stage.rkey, desc.imm & (flags.has_imm | flags.has_ieth).replicate(32))),
             job.byte_len.eq(Mux(stage.is_write | stage.is_read, stage.total, self._next_resid)),  # R-CQ-3
             job.va.eq(self._va4),
             job.rkey.eq(stage.rkey),
