@@ -139,6 +139,11 @@ class MR:
             driver.keys.give(index)
             raise
 
+    @property
+    def backing(self) -> Mapping:
+        """Its pages, for further regions on them."""
+        return self._mapping
+
     def read(self, length: int, offset: int = 0) -> bytes:
         """Bytes of the region, straight from host memory."""
         return self.pd.context.memory.read(self.buf + offset, length)

@@ -7,9 +7,11 @@ memory and the bytes of its region.
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 from rnic.config import RnicConfig, named_config
-from rnic_sim.enums import MTU, AccessFlags, QPAttrMask, QPState, QPType, SendFlags, WCFlags, WROpcode
+from rnic.wire.frame import FrameError, parse_frame
+from rnic_sim.enums import MTU, AccessFlags, QPAttrMask, QPState, QPType, SendFlags, WCFlags, WCOpcode, WROpcode
 from rnic_sim.lab import Lab
 from rnic_sim.native import Timeout
 from rnic_sim.qp import QP, AHAttr, QPAttr, QPCap, QPInitAttr, flow_label_to_sport
@@ -28,6 +30,8 @@ QUEUE_DEPTH, CQ_DEPTH = 64, 256
 SETTLE_CYCLES = 3000  # far more than a 4096-byte packet takes from the wire to memory and its CQE
 FRAME_CYCLES = 20_000  # a frame that has not come by then does not come without a timer
 POLL_CYCLES = 64
+WINDOW_BASE, WINDOW_BYTES = 0x1000, 4096  # where the captures bind their memory windows
+_PEER_WITH_INV = 4  # the kernel's flag; verbs: WCFlags.WITH_INV
 
 OPS = {
     "write": WROpcode.RDMA_WRITE, "write_imm": WROpcode.RDMA_WRITE_WITH_IMM, "send": WROpcode.SEND,
@@ -43,6 +47,9 @@ def _swapped(word: int) -> int:
 
 class RtlEnd:
     """One RNIC set up as one end of a scenario. Use as a context manager or call `close`.
+
+    The RNIC has no memory windows: a region that a SEND with invalidate may end stands for one. Its key is smaller than that of
+    the window, so the keys are exchanged in frames on their way in and in completions.
 
     `seed` sets page placement; `bus` are settings of `rnic_sim.world.Host.bus`. Raises ValueError for what verbs cannot
     express.
@@ -63,6 +70,7 @@ class RtlEnd:
         self.timeout_cycles = 4 * (4096 << scenario.timeout) * config.clock_hz // 10**9  # R-TMO-1: at most four times
         self.wcs: list[cap.ExpectedWc] = []
         self.sent: list[bytes] = []
+        self.windows: dict[int, int] = {}  # key in the capture to own key
         self._addresses()
         self.pd, self.cq = PD(self.context), CQ(self.context, CQ_DEPTH)
         self.mr = self._memory()
@@ -160,7 +168,10 @@ class RtlEnd:
         self.qp.post_recv(RecvWR(wr_id, [SGE(self.mr.buf + offset, length, lkey)]))
 
     def bind(self, step: cap.WindowBound) -> None:
-        raise ValueError("a memory window")
+        access = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_INVALIDATE
+        mr = MR(self.pd, WINDOW_BYTES, access, address=self.mr.buf + WINDOW_BASE, backing=self.mr.backing)
+        self.windows[step.rkey] = mr.rkey
+        self.wcs.append(cap.ExpectedWc(77, 0, 0, int(WCOpcode.BIND_MW), 0, 0))
 
     def write_memory(self, offset: int, data: bytes) -> None:
         self.mr.write(data, offset)
@@ -173,6 +184,13 @@ class RtlEnd:
     # ---- frames -------------------------------------------------------------------------------------------------
 
     def receive(self, raw: bytes) -> None:
+        if self.windows:
+            try:
+                frame = parse_frame(raw)
+            except FrameError:
+                pass
+            else:
+                raw = replace(frame, rkey=self.windows.get(frame.rkey, frame.rkey)).pack()
         self.host.inject(raw)
 
     def next_frame(self, repeated: bool) -> bytes | None:
@@ -205,7 +223,7 @@ class RtlEnd:
     def _poll_until(self, wanted: int, cycles: int, or_frame: bool = False) -> None:
         end = self.world.cycle + cycles
         while True:
-            self.wcs += map(_recorded, self.cq.poll(CQ_DEPTH)[1])
+            self.wcs += [_recorded(wc, self.windows) for wc in self.cq.poll(CQ_DEPTH)[1]]
             if len(self.wcs) >= wanted or self.world.cycle >= end or (or_frame and self._has_frame()):
                 return
             self.lab.relax(POLL_CYCLES)
@@ -216,11 +234,13 @@ class RtlEnd:
         return [] if self.qp.qp_state == final.state else [f"state {self.qp.qp_state.name}, recorded {final.state}"]
 
 
-def _recorded(wc: WC) -> cap.ExpectedWc:
+def _recorded(wc: WC, windows: dict[int, int]) -> cap.ExpectedWc:
     """A completion in the captures' terms."""
     imm = 0  # means something with one of the flags alone
+    flags = int(wc.wc_flags)
     if wc.wc_flags & WCFlags.WITH_IMM:
         imm = _swapped(wc.imm_data)
     elif wc.wc_flags & WCFlags.WITH_INV:
-        imm = wc.invalidated_rkey
-    return cap.ExpectedWc(wc.wr_id, int(wc.status), wc.byte_len, int(wc.opcode), imm, int(wc.wc_flags))
+        imm = next((key for key, own in windows.items() if own == wc.invalidated_rkey), wc.invalidated_rkey)
+        flags = flags & ~int(WCFlags.WITH_INV) | _PEER_WITH_INV
+    return cap.ExpectedWc(wc.wr_id, int(wc.status), wc.byte_len, int(wc.opcode), imm, flags)

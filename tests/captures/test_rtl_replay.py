@@ -32,12 +32,10 @@ MERGED = "a duplicate of a request not yet answered gets no answer of its own (R
 AGAIN = "a duplicate is answered together with every answer behind it; the peer resends one (R-DUP-3, R-DUP-5)"
 DEPTH = "a READ beyond max_dest_rd_atomic gets NAK invalid request (8.1 row 4); the peer recycles silently (section 21 #11)"
 NEWER = "a READ may return what a later WRITE placed (R-ORD-1)"
-WINDOW = "memory windows and invalidation"
 
 #: Capture names -> what the RTL does as a and as b: messages up to a limit, or the reason why not. The first match counts.
 SUPPORTED: tuple[tuple[str, Until | str, Until | str], ...] = (
     ("rc_write_*", ALL, ALL),
-    ("rc_send_inv", WINDOW, WINDOW),
     ("rc_send_*", ALL, ALL),
     ("rc_inline", ALL, ALL),
     ("rc_ipv4_tos", ALL, ALL),
@@ -77,7 +75,7 @@ SUPPORTED: tuple[tuple[str, Until | str, Until | str], ...] = (
     ("crafted_req_read_acked", RETRY, ""),
     ("crafted_req_read_retry_first", RETRY, ""),
     ("crafted_*read*", ALL, ""),
-    ("crafted_send_inv_*", WINDOW, ""),
+    ("crafted_send_inv_*", ALL, ""),
     ("crafted_req_ack_partial", RETRY, ""),
     ("crafted_req_nak_seq_twice", RETRY, ""),
     ("crafted_req_rnr*", RETRY, ""),

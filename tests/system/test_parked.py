@@ -1,6 +1,7 @@
 """A QP of the receiver that waits, for page tables or receive WQEs, leaves the others their rate (design.md, budget 11)."""
 
 import pytest
+from tests.rules import rule
 from tests.system.test_slice import Region, write_wr
 
 from rnic.wire.frame import parse_frame
@@ -24,7 +25,7 @@ def others_pace(lab, first, pairs, numbers):
     return (mine[-1] - mine[4]) / (len(mine) - 5)
 
 
-@pytest.mark.rule("R-DRP-1", "R-ORD-1")
+@rule("R-ORD-1")
 @pytest.mark.parametrize("kind", ["write", "send"])
 def test_cold_qp_leaves_others_their_rate(kind):
     """tiny: 2 cache entries, one walk. WRITEs to a page never used before each, behind two-level tables; or SENDs, whose receive

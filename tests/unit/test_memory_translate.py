@@ -520,6 +520,89 @@ def test_invalidation_races(config, seed):
     assert bench.misses and bench.hits
 
 
+@rule("R-MR-1")
+@pytest.mark.parametrize("config", ["tiny", "gigabit"])
+def test_answers_at_once_and_ends_of_keys(config):
+    """`hit_only`: MISS at once while all walks are under way, an error as ever, the address once the page is in the cache.
+    `invalidate`: only with the right; then the key is none, in the cache neither."""
+    bench = Bench(CONFIGS[config], 3)
+    tables, dut = bench.tables, bench.dut
+    ends = int(Access.REMOTE_INVALIDATE)
+    paged = tables.random_entry(levels=1, big=False) | {"log_page": 12, "base": 0, "length": 1 << 20, "rights": ends}
+    kept = tables.random_entry(levels=0) | {"rights": 15}
+    words2, words1 = tables.new(2, **paged), tables.new(1, **kept)
+    quick = {"ring": 0, "key": 2 << 8 | paged["variant"], "pd": paged["pd"], "rights": 0, "va": 64, "length": 8, "hit_only": 1}
+    end = quick | {"rights": ends, "va": 1 << 40, "hit_only": 0, "invalidate": 1}
+    ports = {"place": dut.place, "ring": dut.ring}
+
+    async def ask(ctx, name, request, limit=60):
+        """Offers a request, returns its answer and the cycles it took; the host answers page-table reads when it may."""
+        port = ports[name]
+        ctx.set(port.request.payload, request)
+        ctx.set(port.request.valid, 1)
+        await ctx.tick().until(port.request.ready)
+        ctx.set(port.request.valid, 0)
+        ctx.set(port.response.ready, 1)
+        for cycle in range(limit):
+            _, _, valid, answer = await ctx.tick().sample(port.response.valid, port.response.payload)
+            if valid:
+                return answer.status, int(answer.address), cycle
+        raise TimeoutError(request)
+
+    async def run(ctx):
+        await bench.write(ctx, 2, words2)
+        await bench.write(ctx, 1, words1)
+        for tag in range(2 * bench.p.walks):  # walks that get no answer yet
+            ctx.set(dut.gather.request.payload, quick | {"tag": tag, "va": (1 + tag) << 12, "hit_only": 0})
+            ctx.set(dut.gather.request.valid, 1)
+            await ctx.tick().until(dut.gather.request.ready)
+        ctx.set(dut.gather.request.valid, 0)
+        for _ in range(3):
+            status, _, cycles = await ask(ctx, "place", quick | {"tag": 1})
+            assert status == XlateStatus.MISS and cycles <= 14
+        assert (await ask(ctx, "place", quick | {"tag": 2, "rights": 1}))[0] == XlateStatus.RIGHTS
+        assert (await ask(ctx, "place", quick | {"tag": 2, "va": 1 << 20}))[0] == XlateStatus.BOUNDS
+        # The host answers; the page is walked for `ring` at last.
+        ctx.set(dut.gather.response.ready, 1)
+        ctx.set(dut.walk.command.ready, 1)
+        ctx.set(dut.ring.request.payload, quick | {"tag": 3, "hit_only": 0})
+        ctx.set(dut.ring.request.valid, 1)
+        ctx.set(dut.ring.response.ready, 1)
+        pending, found = [], 0
+        for _ in range(400):
+            if pending:
+                lane = pending[0] % bench.p.lanes
+                ctx.set(dut.walk.word.payload, {"data": tables.memory[pending[0]][0] << 8 * lane, "first": lane, "count": 8,
+                                                "last": 1})
+            ctx.set(dut.walk.word.valid, bool(pending))
+            _, _, asked, command, ready, taken, valid, answer = await ctx.tick().sample(
+                dut.walk.command.valid, dut.walk.command.payload, dut.walk.word.ready, dut.ring.request.ready,
+                dut.ring.response.valid, dut.ring.response.payload)
+            if ready and pending:
+                pending.pop(0)
+            if asked:
+                tables.answer(quick | {"va": int(command.address - paged["table_addr"]) // 8 << 12})
+                pending.append(int(command.address))
+            if taken:
+                ctx.set(dut.ring.request.valid, 0)
+            if valid:
+                found = int(answer.address)
+        assert found == tables.answer(quick)[1]
+        assert (await ask(ctx, "place", quick | {"tag": 4}))[:2] == (XlateStatus.OK, found)
+        # Ends.
+        flat = end | {"key": 1 << 8 | kept["variant"], "pd": kept["pd"], "tag": 5}
+        assert (await ask(ctx, "place", flat))[0] == XlateStatus.RIGHTS
+        assert (await ask(ctx, "place", end | {"tag": 5, "pd": paged["pd"] ^ 1}))[0] == XlateStatus.PD
+        assert (await ask(ctx, "place", quick | {"tag": 5}))[:2] == (XlateStatus.OK, found)
+        assert (await ask(ctx, "place", end | {"tag": 6}, 400))[0] == XlateStatus.OK
+        for request in (quick, end, quick | {"hit_only": 0}):
+            assert (await ask(ctx, "place", request | {"tag": 7}))[0] == XlateStatus.KEY
+        flat |= {"rights": 1, "invalidate": 0, "va": kept["base"], "length": 1}
+        assert (await ask(ctx, "place", flat))[0] == XlateStatus.OK
+
+    simulate(dut, run, limit=4000)
+
+
 def test_write_of_entry_without_pages_needs_no_sweep():
     bench = Bench(CONFIGS["hundred"].replace(num_mrs=4, num_qps=4, num_cqs=4), 0)
     words, _ = _one_region(bench)

@@ -6,12 +6,13 @@ import pytest
 
 from rnic.config import CONFIGS
 from rnic.wire.opcode import Opcode
+from tests.rules import rule
 from tests.unit.responder_bench import Bench
 from tests.unit.streams import seeded
 from tests.unit.test_responder_street import BUFFER, RW, interleave, messages, quiet_bench, send, write_only
 
 
-@pytest.mark.rule("R-MSN-1", "R-ACK-1", "R-CQ-3", "R-ORD-1")
+@rule("R-MSN-1", "R-ACK-1", "R-CQ-3", "R-ORD-1")
 @pytest.mark.parametrize(("config", "stall", "seed", "share"), [
     ("tiny", 0.3, 1, 0.3), ("tiny", 0.0, 2, 1.0), ("hundred", 0.2, 3, 0.5), ("hundred", 0.0, 4, 0.1), ("tiny", 0.2, 5, 0.7),
 ])  # fmt: skip
@@ -37,7 +38,7 @@ FATAL = {  # what the bad packet is, behind good ones of its QP that wait
 }
 
 
-@pytest.mark.rule("R-ERR-3", "R-ERR-4", "R-ERR-5", "R-QP-7")
+@rule("R-ERR-3", "R-ERR-4", "R-ERR-5", "R-QP-7")
 @pytest.mark.parametrize("case", FATAL)
 def test_error_behind_waiting_jobs(case):
     """The good packets before a bad one have their effect and their answer first, what is behind it is dropped, the flush comes
@@ -60,7 +61,7 @@ def test_error_behind_waiting_jobs(case):
     assert seen == [0, 8], "QP 3 did not pass QP 2"
 
 
-@pytest.mark.rule("R-QP-4", "R-QP-7")
+@rule("R-QP-4", "R-QP-7")
 def test_flush_events():
     """A flush event comes out behind its QP's waiting jobs, not behind those of others; that of QP 0 behind everything."""
     bench, qp, region = quiet_bench(11)
@@ -87,7 +88,7 @@ def rate(times, skip: int = 8) -> float:
     return (times[-1] - times[skip]) / (len(times) - 1 - skip)
 
 
-@pytest.mark.rule("R-DRP-1")
+@rule("R-ORD-1")
 @pytest.mark.parametrize("what", ["write", "send"])
 def test_cold_qp_does_not_stop_others(what):
     """One QP whose every translation walks its page table for long: the WRITEs of another keep 95 % of their rate."""

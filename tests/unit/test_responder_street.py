@@ -40,7 +40,7 @@ def messages(bench: Bench, qp, rng, count: int):
                 if extra and not left:
                     break
             actions.append(("post", qp, sges))
-        ended = 0x4000 + 0x100 * len(bench.world.regions)  # the key that a SEND ends
+        ended = 0x8000 + 0x100 * len(bench.world.regions)  # the key that a SEND ends
         if inv:
             bench.world.region(ended, qp.pd, int(Access.REMOTE_INVALIDATE), base=0x5000, length=64)
         packets = max(1, -(-length // pmtu))

@@ -12,7 +12,7 @@ NOT_IN_RTL = {
     "UC is not built": "R-UC-1 R-UC-2 R-UC-3 R-UC-4 R-ERR-6",
     "UD is not built": "R-UD-2 R-UD-3 R-UD-4 R-UD-5 R-UD-6 R-QKEY-2",
     "SRQs are not built": "R-SRQ-1 R-SRQ-2 R-SRQ-3 R-SRQ-4 R-SRQ-5",
-    "memory windows and local operations are not built": "R-REQ-5 R-ORD-3 8.1#12",
+    "memory windows and local operations are not built": "R-REQ-5 R-ORD-3",
     "congestion control is not built": "R-CC-2 R-CC-4 R-CC-5",
     "CQs are not resized": "R-CQ-7",
     "software's part": "R-ADR-2 R-QKEY-3 R-WQ-1 R-WQ-2 R-WQ-9",
