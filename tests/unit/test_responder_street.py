@@ -42,7 +42,7 @@ def messages(bench: Bench, qp, rng, count: int):
             actions.append(("post", qp, sges))
         ended = 0x8000 + 0x100 * len(bench.world.regions)  # the key that a SEND ends
         if inv:
-            bench.world.region(ended, qp.pd, int(Access.REMOTE_INVALIDATE), base=0x5000, length=64)
+            bench.world.region(ended, qp.pd, int(Access.REMOTE_INVALIDATE), base=0x5000, length=64, contiguous=True)
         packets = max(1, -(-length // pmtu))
         for i in range(packets):
             starts, ends = i == 0, i == packets - 1
@@ -51,8 +51,10 @@ def messages(bench: Bench, qp, rng, count: int):
                 qp.qpn, rc(kind, starts=starts, ends=ends, imm=imm and ends, inv=inv and ends), psn,
                 payload[i * pmtu : (i + 1) * pmtu], start if has_reth else 0,
                 (key if length else 0xBAD) if has_reth else 0, length if has_reth else 0,
-                imm=ended if inv and ends else rng.randrange(1 << 32), ackreq=int(ends or rng.random() < 0.3),
+                imm=rng.randrange(1 << 32) if (imm or inv) and ends else 0xBAD, ackreq=int(ends or rng.random() < 0.3),
                 solicited=rng.randrange(2) if ends else 0))
+            if inv and ends:
+                actions[-1].imm = ended
             psn = (psn + 1) % (1 << 24)
     return actions
 

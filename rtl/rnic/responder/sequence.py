@@ -109,10 +109,11 @@ class Sequence(wiring.Component):
         room = Signal()
         enter = Signal()
         credits = Signal(range(p.desc_depth + 1), init=p.desc_depth)  # job FIFO places not promised to anyone
-        doorbell = entry.event & entry.doorbell
+        stored = Signal()  # the counter of the doorbell at hand, which waits
+        m.d.sync += stored.eq(chosen.o.valid & ~enter)
         m.d.comb += [
-            # The counter (in the PSN's place) is seen by what enters with it or later.
-            producer.write_en.eq(chosen.o.valid & doorbell),
+            # The counter (in the PSN's place) is seen by what enters with it or later. Written once: a command may wait.
+            producer.write_en.eq(chosen.o.valid & entry.event & entry.doorbell & ~stored),
             producer.write_index.eq(entry.desc.qpn),
             producer.write_words.eq(1),
             producer.write_data.value.eq(entry.desc.psn[:16]),
