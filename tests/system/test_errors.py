@@ -409,8 +409,8 @@ def test_row_5_then_posted(bench):
     bench.inbox.expect(bench.data[:20])
 
 
+@rule("8.1#12")
 @pytest.mark.parametrize("how", ["unknown", "other PD", "stale"])
-@pytest.mark.xfail(strict=True, reason="SEND with invalidate does not invalidate yet")
 def test_row_12_key_that_cannot_be_invalidated(bench, how):
     """No NAK; the receive completes in error, the responder's QP goes to ERR."""
     bench.begin(receives=2)

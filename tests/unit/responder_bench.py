@@ -529,7 +529,7 @@ class Bench:
                 if self.cycle >= limit:
                     raise TimeoutError(f"{limit} cycles; queues {({n: len(q.queue) for n, q in self.ports.items()})}")
                 if not started:
-                    started = not self.ports["ctx"].queue
+                    started = not self.ports["ctx"].queue and self.cycle > max(self.p.num_qps, self.p.parking_slots)
                 elif wait:
                     wait -= 1
                 elif actions and not self.ports["request"].queue and not self.ports["doorbell"].queue:

@@ -19,13 +19,14 @@ class Lookup(wiring.Component):
 
     Jobs have a field ``qpn``. ``update`` counts in the cycle in which ``o`` is taken and is seen by the next job of
     the QP, however close. ``poke`` writes from outside; it is taken when no update needs the memory, and a job that was
-    looked up already is not changed by it. ``own`` is a second word that only ``update_own`` writes.
+    looked up already is not changed by it. ``own`` is a second word that only ``update_own`` writes, and ``clear``: 0, while no
+    job is inside.
 
     Timing: latency 2 cycles (memory latch, output register), one job per cycle. State is 0 after power-up.
 
     Parameters: ``job``, ``state`` shapes; ``depth``, number of QPs; ``own``, a shape or None.
-    Members: ``i``, ``o`` streams; ``update``, ``update_state``; with ``own`` also ``update_own``, ``own_state``; ``poke``, stream
-    of {qpn, state}.
+    Members: ``i``, ``o`` streams; ``update``, ``update_state``; with ``own`` also ``update_own``, ``own_state``, ``clear``,
+    ``clear_index``; ``poke``, stream of {qpn, state}.
     """
 
     def __init__(self, job, state, depth: int, own=None):
@@ -37,7 +38,8 @@ class Lookup(wiring.Component):
             "update": In(1),
             "update_state": In(state),
             "poke": In(stream.Signature(data.StructLayout({"qpn": self.index_bits, "state": state}))),
-            **({} if own is None else {"update_own": In(1), "own_state": In(own)}),
+            **({} if own is None else {
+                "update_own": In(1), "own_state": In(own), "clear": In(1), "clear_index": In(self.index_bits)}),  # fmt: skip
         })
 
     def elaborate(self, platform):
@@ -82,6 +84,8 @@ class Lookup(wiring.Component):
             m.d.comb += update_own.eq(taken & self.update_own)
             m.submodules.owns, write, found = table(self.own, update_own, self.own_state)
             m.d.comb += [write.en.eq(update_own), write.addr.eq(self.o.p.job.qpn), write.data.eq(self.own_state)]
+            with m.If(self.clear):
+                m.d.comb += [write.en.eq(1), write.addr.eq(self.clear_index), write.data.eq(0)]
             with m.If(move & latched_valid):
                 m.d.sync += self.o.p.own.eq(found)
         with m.If(self.i.ready):

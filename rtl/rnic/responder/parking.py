@@ -48,6 +48,9 @@ class Parking(wiring.Component):
     A wake for a job that is not the first of its QP, or that has gone on, does no harm. A job with ``i_barrier`` (of no QP) goes
     on when every job that entered before it has.
 
+    After a reset, ``sweeping`` is 1 and ``sweep_index`` counts through all slots and QPs, for what the user keeps by them; no job
+    enters until then.
+
     ``mark`` is a word of the user per QP, shown with the job, written with the verdict (``mark_update``) or by ``poke``.
 
     Timing: ``i`` to ``enter`` 1 cycle, one a cycle; a job from its slot takes 3 cycles and alternates with new ones;
@@ -72,6 +75,8 @@ class Parking(wiring.Component):
             "settled": Out(1),
             "blocked": Out(1),
             "short": Out(1),
+            "sweeping": Out(1, init=1),
+            "sweep_index": Out(range(max(slots, num_qps))),
             "park": In(1),
             "mark_update": In(1),
             "mark_value": In(mark),
@@ -103,6 +108,15 @@ class Parking(wiring.Component):
         with m.If(call):
             m.d.sync += self._aside.eq(0)
         m.d.sync += Assert(~again.i.valid | again.i.ready, "Parking: more jobs go in again than there are")
+        # A device reset empties the registers: the memories follow before the first job.
+        m.d.comb += [
+            looked.clear.eq(self.sweeping & (self.sweep_index < self.num_qps)),
+            looked.clear_index.eq(self.sweep_index),
+        ]
+        with m.If(self.sweeping):
+            m.d.sync += self.sweep_index.eq(self.sweep_index + 1)
+            with m.If(self.sweep_index == max(slots, self.num_qps) - 1):
+                m.d.sync += self.sweeping.eq(0)
         self._entrance(m, again, looked.o.payload.job.slot)
         self._verdict(m, looked)
         return m
@@ -133,7 +147,7 @@ class Parking(wiring.Component):
             places.o.ready.eq(place.i.ready),
             places.i.valid.eq(self._freed),
             places.i.payload.eq(freed_slot),
-            admitted.eq(place.o.valid & ~(self.i_barrier & barrier_inside)),
+            admitted.eq(place.o.valid & ~self.sweeping & ~(self.i_barrier & barrier_inside)),
             take.eq(self.i.valid & self.i.ready),
             place.o.ready.eq(take),
             write.en.eq(take),

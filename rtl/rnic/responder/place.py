@@ -138,6 +138,11 @@ class Place(wiring.Component):
         m.d.comb += [
             was_asked.addr.eq(slot), was_told.addr.eq(slot), ask.addr.eq(slot), ask.data.eq(self._flip), ask.en.eq(self._waits),
         ]  # fmt: skip
+        with m.If(parking.sweeping):
+            m.d.comb += [
+                ask.addr.eq(parking.sweep_index), ask.data.eq(0), ask.en.eq(1),
+                tell.addr.eq(parking.sweep_index), tell.data.eq(0), tell.en.eq(1),
+            ]  # fmt: skip
         m.d.sync += [self._under_way.eq(was_asked.data != was_told.data), self._flip.eq(~was_asked.data)]
         answer, piece, note = patient.response, patient.response.p.meta, parking.wake.p.note
         part, fine = Signal(13), Signal()
@@ -149,9 +154,6 @@ class Place(wiring.Component):
             parking.wake.valid.eq(answer.valid),
             parking.wake.p.slot.eq(piece.slot),
             answer.ready.eq(parking.wake.ready),
-            tell.addr.eq(piece.slot),
-            tell.data.eq(piece.flip),
-            tell.en.eq(answer.valid & answer.ready),
             note.count.eq(piece.count),
             note.address.eq(answer.p.address),
             note.bytes.eq(part),
@@ -159,6 +161,8 @@ class Place(wiring.Component):
             note.ended.eq(piece.ends),
             note.vendor_err.eq(vendor_of(answer.p.status)),
         ]
+        with m.If(answer.valid & answer.ready):
+            m.d.comb += [tell.addr.eq(piece.slot), tell.data.eq(piece.flip), tell.en.eq(1)]
         m.d.sync += Assert(~cold.i.valid | cold.i.ready, "responder: more jobs wait for page tables than are kept")
 
     def _collect(self, m, looked, answer, again):
