@@ -29,8 +29,8 @@ class SegmentRing(wiring.Component):
         m = Module()
         most = self.most
         depth = 1 << (2 * most - 1).bit_length()  # a power of two: the counters wrap by themselves
-        m.submodules.ring = ring = memory.Memory(shape=Segment(), depth=depth, init=[])
-        write, read = ring.write_port(), ring.read_port(domain="comb")
+        m.submodules.kept = kept = memory.Memory(shape=Segment(), depth=depth, init=[])
+        write, read = kept.write_port(), kept.read_port(domain="comb")
         committed = Signal(range(depth + 1))  # visible segments not yet taken
         first = Signal(range(depth))
         begin = Signal(range(depth))  # where the packet under way begins
