@@ -142,7 +142,7 @@ def test_duplicates():
     ]
     counts = []
     look = ("call", lambda b: counts.append(len(b.answers[2])))
-    bench.run([*good, look, *dropped, look, *answered, write(qp, 10, b"on")], limit=24000, settle=600)  # quiet until all that is repeated has gone out
+    bench.run([*good, look, *dropped, look, *answered, write(qp, 10, b"on")], limit=24000, settle=600)
     bench.compare()
     assert counts[0] == counts[1] and not bench.errors
     at = region.where(BASE + words["FETCH_ADD"])
