@@ -9,7 +9,7 @@ from .completion.cqe import CqeWriter
 from .completion.eq import EqWriter
 from .config import Params
 from .debug.counters import Counters
-from .debug.watchdog import Watchdog
+from .debug.watchdog import OpenJobs, Watchdog
 from .host.csr import Csr
 from .host.reset import DeviceReset, FrameDrop, FrameGate, HostGate
 from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
@@ -406,13 +406,12 @@ class Nic(wiring.Component):
         for name in ("net_tx", "net_rx"):
             jobs[name] = self._core[name].tvalid & ~self._core[name].tready
         for name, begin, end in (
-            ("host_read", axi.arvalid & axi.arready, axi.rvalid & axi.rready),
+            ("host_read", axi.arvalid & axi.arready, axi.rvalid & axi.rready & axi.rlast),
             ("host_write", axi.awvalid & axi.awready, axi.bvalid & axi.bready),
         ):
-            open_bursts = Signal(16, name=f"open_{name}")
-            ends = end & axi.rlast if name == "host_read" else end
-            m.d.sync += open_bursts.eq(open_bursts + begin - ends)
-            jobs[name] = (open_bursts != 0) & ~end
+            m.submodules[f"open_{name}"] = bursts = OpenJobs(name)
+            m.d.comb += [bursts.begin.eq(begin), bursts.end.eq(end)]
+            jobs[name] = bursts.waiting
         jobs["command"] = csr.busy & ~csr.result.valid
         m.d.comb += [
             *(watchdog.waiting[i].eq(jobs[name]) for i, (name, _doc) in enumerate(WATCHED)),

@@ -5,7 +5,7 @@ import random
 import pytest
 from amaranth.sim import Simulator
 
-from rnic.debug.watchdog import Watchdog
+from rnic.debug.watchdog import OpenJobs, Watchdog
 
 NAMES = ["one", "two", "three", "four"]
 
@@ -75,3 +75,40 @@ def test_limit_zero_turns_it_off():
 def test_number_of_streams():
     with pytest.raises(ValueError, match="number of watched streams is 0"):
         Watchdog([])
+
+
+def test_open_jobs_wait_while_none_ends():
+    rng = random.Random(9)
+    print("seed 9")
+    dut = OpenJobs("job")
+
+    async def main(ctx):
+        count = 0
+        for _ in range(500):
+            begin = rng.random() < 0.3
+            end = count > 0 and rng.random() < 0.4
+            ctx.set(dut.begin, begin)
+            ctx.set(dut.end, end)
+            assert ctx.get(dut.waiting) == (count > 0 and not end)
+            await ctx.tick()
+            count += begin - end
+        assert count < 500
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(main)
+    sim.run()
+
+
+def test_an_end_without_a_begin_fails():
+    dut = OpenJobs("job")
+
+    async def main(ctx):
+        ctx.set(dut.end, 1)
+        await ctx.tick().repeat(2)
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(main)
+    with pytest.raises(AssertionError, match="job ends that never began"):
+        sim.run()

@@ -542,3 +542,28 @@ def test_reset_command_meets_an_answer(delay):
         assert (ctx.get(bench.dut.done_index), ctx.get(bench.dut.una)) == (77, 1234)
 
     bench.run(main)
+
+
+@rule("R-RSP-1", "R-RSP-2")
+def test_acks_that_wait_are_absorbed():
+    """ACKs of one QP, one behind the other: a WQE each 3 cycles, where a job of its own takes 6. One in the middle names a PSN
+    that was never sent: it ends the run, is counted, and acknowledges nothing."""
+    p = Params(CONFIGS["hundred"].replace(num_qps=4))
+    bench = Bench(p, {1: Qp(psn=0xFFFFFC)}, seeded(6), stall=0)
+
+    async def main(ctx):
+        await bench.set_up(ctx)
+        q = bench.qps[1]
+        for _ in range(24):
+            await bench.post(ctx, 1)
+        for psn in (*range(12), 1000, *range(12, 24)):
+            await bench.respond(ctx, 1, psn)
+        q.una = 24
+        q.retire(24)
+        await bench.settle(ctx, 120)
+        await bench.check(ctx, 1)
+        assert bench.bad == 1 and not bench.errors
+        gaps = [b - a for (a, _), (b, _) in zip(bench.cqe_times, bench.cqe_times[1:], strict=False)]
+        assert sorted(gaps)[: len(gaps) // 2] == [3] * (len(gaps) // 2), gaps
+
+    bench.run(main)

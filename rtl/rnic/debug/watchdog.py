@@ -5,7 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["Watchdog"]
+__all__ = ["OpenJobs", "Watchdog"]
 
 
 class Watchdog(wiring.Component):
@@ -59,4 +59,27 @@ class Watchdog(wiring.Component):
             m.d.sync += Assert(~found[i], Format(f"watchdog: {name} has waited {{}} cycles", self.limit))
         with m.If(self.clear):
             m.d.sync += [self.tripped.eq(0), stuck.eq(0)]
+        return m
+
+
+class OpenJobs(wiring.Component):
+    """Jobs that begin and end, several at once, as the watchdog sees them: ``waiting`` while one is open and none ends.
+
+    Ports: ``begin``, ``end`` pulses; ``waiting``. Timing: the count follows a pulse by a cycle. An end without a begin is a
+    failing assertion, as is an overflow of the 16-bit count.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        super().__init__({"begin": In(1), "end": In(1), "waiting": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        count = Signal(16)
+        m.d.comb += self.waiting.eq((count != 0) & ~self.end)
+        m.d.sync += [
+            count.eq(count + self.begin - self.end),
+            Assert((count != 0) | ~self.end | self.begin, f"watchdog: {self.name} ends that never began"),
+            Assert(~count.all() | ~self.begin | self.end, f"watchdog: too many of {self.name}"),
+        ]
         return m

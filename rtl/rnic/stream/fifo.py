@@ -44,8 +44,6 @@ class StreamFifo(wiring.Component):
             self._elaborate_register(m)
         elif self.depth <= 3:
             self._elaborate_pair(m)
-        elif self.depth <= _SHALLOW:
-            self._elaborate_shallow(m)
         else:
             self._elaborate_memory(m)
         return m
@@ -70,73 +68,19 @@ class StreamFifo(wiring.Component):
             wiring.connect(m, third.o, wiring.flipped(self.o))
             m.d.comb += self.level.eq(pair.level + third.o.valid)
 
-    def _elaborate_shallow(self, m):
-        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
-        write_port = store.write_port()
-        read_port = store.read_port(domain="comb")
-
-        level = Signal(range(self.depth + 1))  # all items: memory and output register
-        any_stored = Signal()  # something is in the memory, one item is; level != depth: registers, as they begin long paths
-        one_stored = Signal()
-        has_room = Signal(init=1)
-        push, pop, out_free, bypass, store_write, store_read = (
-            Signal(name=n) for n in ("push", "pop", "out_free", "bypass", "store_write", "store_read"))  # fmt: skip
-        m.d.comb += [
-            self.level.eq(level),
-            self.i.ready.eq(has_room),
-            push.eq(self.i.valid & has_room),
-            pop.eq(self.o.valid & self.o.ready),
-            out_free.eq(~self.o.valid | self.o.ready),
-            bypass.eq(push & out_free & ~any_stored),
-            store_write.eq(push & ~bypass),
-            store_read.eq(any_stored & out_free),
-            write_port.data.eq(self.i.payload),
-            write_port.en.eq(store_write),
-        ]
-        for port, step in ((write_port, store_write), (read_port, store_read)):
-            at = Signal.like(port.addr, name=f"{'write' if port is write_port else 'read'}_at")
-            m.d.comb += port.addr.eq(at)
-            with m.If(step):
-                m.d.sync += at.eq(at + 1)
-                if self.depth & (self.depth - 1):
-                    with m.If(at == self.depth - 1):
-                        m.d.sync += at.eq(0)
-        with m.If(push != pop):
-            m.d.sync += level.eq(level + Mux(pop, -1, 1))
-        stored = Signal(range(self.depth + 1))
-        with m.If(store_write != store_read):
-            m.d.sync += [
-                stored.eq(stored + Mux(store_read, -1, 1)),
-                one_stored.eq(Mux(store_read, stored == 2, ~any_stored)),
-            ]
-        m.d.sync += [
-            any_stored.eq(store_write | (any_stored & ~(store_read & one_stored))),
-            has_room.eq(pop | (has_room & ~(push & (level == self.depth - 1)))),
-        ]
-        with m.If(out_free):
-            m.d.sync += [
-                self.o.valid.eq(any_stored | bypass),
-                self.o.payload.eq(Mux(any_stored, Value.cast(read_port.data), Value.cast(self.i.payload))),
-            ]
-        m.d.sync += [
-            Assert(level <= self.depth, Format("StreamFifo: level {} above depth {}", level, self.depth)),
-            Assert((any_stored == (stored != 0)) & (one_stored == (stored == 1)) & (has_room == (level != self.depth)),
-                   "StreamFifo: flags and levels differ"),
-            Assert(level == stored + self.o.valid,
-                   Format("StreamFifo: level {} but {} stored, {} out", level, stored, self.o.valid)),
-        ]
-
     def _elaborate_memory(self, m):
         m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
         write_port = store.write_port()
-        read_port = store.read_port()
+        latch = self.depth > _SHALLOW
+        read_port = store.read_port(domain="sync" if latch else "comb")
 
         level = Signal(range(self.depth + 1))  # all items: memory, latch, output register
         stored = Signal(range(self.depth + 1))  # items in the memory alone
         any_stored = Signal()  # stored != 0, stored == 1, level != depth: registers, as these begin long paths
         one_stored = Signal()
         has_room = Signal(init=1)
-        latched = Signal()  # the memory's output holds an item
+        latched = Signal()  # the latch, if there is one, holds an item
+        waits = Signal()  # the memory's output is the next item
         push = Signal()
         pop = Signal()
         out_free = Signal()  # the output register takes an item at this edge
@@ -150,12 +94,12 @@ class StreamFifo(wiring.Component):
             push.eq(self.i.valid & has_room),
             pop.eq(self.o.valid & self.o.ready),
             out_free.eq(~self.o.valid | self.o.ready),
+            waits.eq(latched if latch else any_stored),
             bypass.eq(push & out_free & ~latched & ~any_stored),
             store_write.eq(push & ~bypass),
-            store_read.eq(any_stored & (~latched | out_free)),
+            store_read.eq(any_stored & ((~latched | out_free) if latch else out_free)),
             write_port.data.eq(self.i.payload),
             write_port.en.eq(store_write),
-            read_port.en.eq(store_read),
         ]
         # The ports' addresses are the write and the read pointer.
         for port, step in ((write_port, store_write), (read_port, store_read)):
@@ -176,14 +120,16 @@ class StreamFifo(wiring.Component):
             any_stored.eq(store_write | (any_stored & ~(store_read & one_stored))),
             has_room.eq(pop | (has_room & ~(push & (level == self.depth - 1)))),
         ]
-        with m.If(store_read):
-            m.d.sync += latched.eq(1)
-        with m.Elif(out_free):
-            m.d.sync += latched.eq(0)
+        if latch:
+            m.d.comb += read_port.en.eq(store_read)
+            with m.If(store_read):
+                m.d.sync += latched.eq(1)
+            with m.Elif(out_free):
+                m.d.sync += latched.eq(0)
         with m.If(out_free):
             m.d.sync += [
-                self.o.valid.eq(latched | bypass),
-                self.o.payload.eq(Mux(latched, Value.cast(read_port.data), Value.cast(self.i.payload))),
+                self.o.valid.eq(waits | bypass),
+                self.o.payload.eq(Mux(waits, Value.cast(read_port.data), Value.cast(self.i.payload))),
             ]
 
         m.d.sync += [
