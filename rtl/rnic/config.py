@@ -161,8 +161,8 @@ CONFIGS: dict[str, RnicConfig] = {
     ),
     # 512 bit at 250 MHz is 128 Gbit/s.
     "hundred": RnicConfig(
-        data_width=512, clock_hz=250_000_000, num_qps=256, num_mrs=1024, num_cqs=256, num_eqs=4, sq_outstanding=128,
-        max_rd_atomic=16, desc_depth=32, rx_cells=512, read_buffer_bytes=65536, tlb_entries=1024, walks=8, wqe_batch=16,
+        data_width=512, clock_hz=250_000_000, num_qps=256, num_mrs=1024, num_cqs=256, num_eqs=4, sq_outstanding=256,
+        max_rd_atomic=16, desc_depth=48, rx_cells=512, read_buffer_bytes=65536, tlb_entries=1024, walks=8, wqe_batch=16,
     ),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from .qp.command import CommandEngine
 from .qp.fence import Access, Fence, Watch
 from .qp.port import PortTable
 from .qp.table import ContextTable
-from .records import CqeRequest, EventRequest, Probe, QpError, RxDrop, SendFailure
+from .records import CqeRequest, EventRequest, Probe, QpError, QpEvent, RxDrop, SendFailure
 from .requester.complete import Completer
 from .requester.schedule import Scheduler
 from .requester.segment import Segmenter
@@ -123,9 +123,9 @@ class Nic(wiring.Component):
             "cqe_writer": CqeWriter(p),
             "eq_writer": EqWriter(p),
             "translate": Translate(p, [
-                ("sq", wqe_fetch.tag_bits), ("rq", responder.ring_tag_bits), ("gather", gather.tag_bits),
-                ("place", responder.place_tag_bits), ("response", responder.response_tag_bits), ("cqe", CqeWriter.tag_bits),
-                ("eqe", EqWriter.tag_bits),
+                ("sq", wqe_fetch.tag_bits), ("rq", responder.ring_tag_bits), ("gather", gather.tag_bits, gather.window.entries),
+                ("place", responder.place_tag_bits), ("response", responder.response_tag_bits, gather.window.entries),
+                ("cqe", CqeWriter.tag_bits), ("eqe", EqWriter.tag_bits),
             ]),
             "dma_read": DmaRead(p.data_width, self._read_clients),
             "dma_write": DmaWrite(p.data_width, self._write_clients),
@@ -273,7 +273,20 @@ class Nic(wiring.Component):
         wiring.connect(m, gather.failure, failures.i[1])
         wiring.connect(m, failures.o, completer.failure)
         wiring.connect(m, scheduler.flush, completer.flush)
-        wiring.connect(m, completer.wake, scheduler.wake)
+        m.submodules.wakes = wakes = StreamArbiter(QpEvent(p), 2)
+        wiring.connect(m, completer.wake, wakes.i[0])
+        wiring.connect(m, gather.wake, wakes.i[1])
+        wiring.connect(m, wakes.o, scheduler.wake)
+        m.d.comb += [
+            segmenter.alone.eq(b["wqe_fetch"].alone),
+            segmenter.alone_qpn.eq(b["wqe_fetch"].alone_qpn),
+            gather.share_qpn.eq(segmenter.share_qpn),
+            segmenter.share_none.eq(gather.share_none),
+            segmenter.share_one.eq(gather.share_one),
+            segmenter.slow.eq(gather.slow),
+            gather.note.eq(segmenter.note),
+            segmenter.noted.eq(gather.noted),
+        ]
 
         wiring.connect(m, b["responder"].ack, b["ack_sender"].job)
         wiring.connect(m, b["ack_sender"].header, arbiter.header_i[0])

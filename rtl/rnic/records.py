@@ -210,6 +210,7 @@ class FetchedWqe(data.StructLayout):
             "index": 16,
             "epoch": 8,
             "marker": 1,  # not a WQE (FetchJob.marker)
+            "bounced": 1,  # not a WQE: fetch jobs behind this, up to this epoch, were thrown away
             "error": 1,  # the ring could not be read
             "wqe": 1024,
         })  # fmt: skip

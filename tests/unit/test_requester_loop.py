@@ -99,6 +99,7 @@ class Requester(wiring.Component):
             segmenter.hot_addr.eq(completer.hot_addr),
             completer.remember_en.eq(segmenter.remember_en), completer.remember_index.eq(segmenter.remember_index),
             completer.remember_data.eq(segmenter.remember_data), completer.free.ready.eq(1), segmenter.inline.ready.eq(1),
+            segmenter.alone.eq(fetch.alone), segmenter.alone_qpn.eq(fetch.alone_qpn),
         ]  # fmt: skip
         return m
 

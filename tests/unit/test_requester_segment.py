@@ -289,7 +289,12 @@ def test_long_message_asks_for_acks(name):
     dut = shared(Segmenter, p)
     queues = {1: Sq([Wr(sges=[(0x1000, 70 * 256 + 3, 9)])], psn=0xFFFFF0)}
     bench = Bench(dut, p, queues, seeded(1))
-    bench.run()
+
+    async def alone(ctx):
+        ctx.set(dut.alone, 1)
+        ctx.set(dut.alone_qpn, 1)
+
+    bench.run(alone)
     bench.check()
     assert len(bench.jobs) == 71 and not bench.rewinds
     assert [n for n, job in enumerate(bench.jobs) if job.header.ackreq] == [63, 70]
@@ -413,7 +418,7 @@ def test_state_change_while_a_wqe_is_inside(delay):
             _, _, taken = await ctx.tick().sample(dut.wqe.ready)
             if taken:
                 ctx.set(dut.wqe.valid, 0)
-        assert len(bench.jobs) == (delay >= 5)  # handed over in cycle 4: begun
+        assert len(bench.jobs) == (delay >= 4)  # handed over in cycle 4: begun
 
     simulate(dut, main, background=[bench.watch])
 
@@ -576,3 +581,114 @@ def test_blocked_wqe_sleeps(what, late):
         assert what != "psn window" or bench.jobs[-1].header.psn == 1 << 23
 
     bench.run_only(main)
+
+
+class ByHand:
+    """A segmenter whose inputs a test drives step by step; collects jobs and rewinds with their cycles."""
+
+    def __init__(self, reads=2):
+        self.p = Params(CONFIGS["tiny"].replace(max_rd_atomic=2))
+        self.dut = Segmenter(self.p)
+        wr = Wr(opcode=Op.READ, sges=[(0, 64, 1)])
+        self.bench = Bench(self.dut, self.p, {1: Sq([wr] * 8), 2: Sq([GOOD] * 8)}, seeded(1))
+        self.bench.rd_limit = reads
+        self.count = {1: 0, 2: 0}
+
+    async def give(self, ctx, qpn, **changes):
+        """The next WQE of a QP, fetched under its epoch."""
+        k = self.bench.queues[qpn].position
+        self.bench.queues[qpn].position += 1
+        await offer(ctx, self.dut.wqe, self.bench.fetched(qpn, k) | changes)
+
+    def rewinds(self):
+        return [(int(r.qpn), int(r.index), int(r.sleep)) for r in self.bench.rewinds]
+
+    def jobs(self, qpn):
+        return sum(int(job.header.qpn) == qpn for job in self.bench.jobs)
+
+    def run(self, main):
+        self.bench.run_only(main)
+
+
+@pytest.mark.parametrize("noted", [0, 1])
+def test_a_qp_with_its_share_of_the_window_stops(noted):
+    """No packet without share; a slow QP is rewound when others wait, and sleeps only if the window will wake it."""
+    by = ByHand()
+    dut = by.dut
+
+    async def main(ctx):
+        await by.bench.set_up(ctx)
+        ctx.set(dut.share_none, 1)
+        ctx.set(dut.alone, 1)
+        ctx.set(dut.alone_qpn, 2)
+        ctx.set(dut.noted, noted)
+        await by.give(ctx, 2)
+        await ctx.tick().repeat(40)
+        assert not by.bench.jobs and not by.bench.rewinds  # not slow: it waits
+        ctx.set(dut.slow, 1)
+        await ctx.tick().repeat(40)
+        assert not by.bench.jobs and not by.bench.rewinds  # slow, but nobody is behind it
+        ctx.set(dut.alone, 0)
+        notes = 0
+        for _ in range(20):
+            _, _, note, qpn = await ctx.tick().sample(dut.note, dut.share_qpn)
+            notes += note
+            assert not note or (qpn == 2 and len(by.bench.rewinds) == 1)  # after the scheduler knows
+        assert notes == 1
+        assert by.rewinds() == [(2, 0, 1)] + [(2, 0, 0)] * (not noted)
+        ctx.set(dut.share_none, 0)
+        ctx.set(dut.slow, 0)
+        await by.give(ctx, 2)
+        await ctx.tick().repeat(20)
+        assert by.jobs(2) == 1 and len(by.bench.rewinds) == 2 - noted
+
+    by.run(main)
+
+
+@rule("R-REQ-4")
+@pytest.mark.parametrize("end", ["landed", "others", "command"])
+def test_alone_at_the_read_limit_it_waits(end):
+    """R-REQ-4 without a rewind while nothing else is behind; others and commands do not wait for it."""
+    by = ByHand()
+    dut = by.dut
+
+    async def main(ctx):
+        await by.bench.set_up(ctx)
+        ctx.set(dut.alone, 1)
+        ctx.set(dut.alone_qpn, 1)
+        for _ in range(3):
+            await by.give(ctx, 1)
+        await ctx.tick().repeat(100)
+        assert by.jobs(1) == 2 and not by.bench.rewinds
+        if end == "landed":
+            by.bench.landed = lambda n: 1
+            await ctx.tick().repeat(20)
+            assert by.jobs(1) == 3 and not by.bench.rewinds
+            return
+        if end == "others":
+            await by.give(ctx, 2)
+        else:
+            await ctx_write(ctx, dut, CtxTable.REQUESTER_HOT, 1, 1, 0, 0)
+        await ctx.tick().repeat(30)
+        assert by.rewinds() == [(1, 2, 1)] and by.jobs(1) == 2 and by.jobs(2) == (end == "others")
+
+    by.run(main)
+
+
+def test_a_bounced_job_is_fetched_again():
+    by = ByHand()
+
+    async def main(ctx):
+        await by.bench.set_up(ctx)
+        await by.give(ctx, 2)
+        await by.give(ctx, 2, bounced=1, error=1, wqe=0, epoch=77)  # of before another rewind
+        by.bench.queues[2].position -= 1
+        await by.give(ctx, 2, bounced=1, error=1, wqe=0)
+        await by.give(ctx, 2)  # fetched before the rewind
+        await ctx.tick().repeat(30)
+        assert by.rewinds() == [(2, 1, 0)] and by.jobs(2) == 1 and not by.bench.failures
+        await by.give(ctx, 2)
+        await ctx.tick().repeat(30)
+        assert by.jobs(2) == 2
+
+    by.run(main)

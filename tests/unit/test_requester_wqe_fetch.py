@@ -17,6 +17,7 @@ class Host:
         self.fail, self.bus_fail = set(fail), set(bus_fail)  # QPNs
         self.base = {q: rng.randrange(1, 1 << 40) << 12 for q in range(p.num_qps)}
         self.commands = []
+        self.delay = lambda qpn: rng.randint(*self.latency)
 
     def byte(self, address):
         return (address * 0x9E3779B1 >> 7) & 0xFF
@@ -40,7 +41,7 @@ class Host:
             if valid and ready:
                 assert request.ring == 1 and request.length > 0
                 qpn = request.key - self.p.tpt_sq_base
-                waiting.append((now + self.rng.randint(*self.latency), len(self.commands), qpn, request.tag, request.va,
+                waiting.append((now + self.delay(qpn), len(self.commands), qpn, request.tag, request.va,
                                 request.length))  # fmt: skip
             ctx.set(xlate.request.ready, self.rng.random() >= self.stall)
             if offered and not taken:
@@ -95,6 +96,49 @@ def random_jobs(p, rng, count):
     return jobs
 
 
+class Rings:
+    """Scheduler and segmenter of some jobs: in order, those that were thrown away again after ``bounced``."""
+
+    def __init__(self, jobs):
+        self.queues = {}
+        for job in jobs:
+            self.queues.setdefault(job["qpn"], []).append(job)
+        self.at = dict.fromkeys(self.queues, 0)  # next to send
+        self.done, self.bounced = [], 0
+        self.seen = dict.fromkeys(self.queues, 0)  # jobs that came back
+        self.part = dict.fromkeys(self.queues, 0)  # WQEs of the next
+        self.turn = 0
+
+    def next(self):
+        qpns = sorted(self.queues)
+        for k in range(len(qpns)):
+            qpn = qpns[(self.turn + k) % len(qpns)]
+            if self.at[qpn] < len(self.queues[qpn]):
+                self.turn += k + 1
+                self.at[qpn] += 1
+                return self.queues[qpn][self.at[qpn] - 1]
+        return None
+
+    def accepts(self, wqe):
+        qpn = int(wqe.qpn)
+        if wqe.bounced:
+            assert not self.part[qpn], "a job is thrown away as a whole"
+            self.bounced += 1
+            self.at[qpn] = self.seen[qpn]
+            return False
+        if self.seen[qpn] == len(self.queues[qpn]):
+            return False
+        job = self.queues[qpn][self.seen[qpn]]
+        if int(wqe.index) != job["index"] + self.part[qpn] & 0xFFFF:
+            return False  # behind one that was thrown away
+        self.part[qpn] += 1
+        if self.part[qpn] == job["count"]:
+            self.part[qpn] = 0
+            self.seen[qpn] += 1
+            self.done.append(job)
+        return True
+
+
 @pytest.mark.parametrize("name,seed,piece,stall", [
     ("tiny", 1, 4096, 0.3), ("hundred", 2, 4096, 0.3), ("gigabit", 3, 256, 0.2), ("hundred", 4, 64, 0.2), ("tiny", 5, 64, 0.0),
 ])  # fmt: skip
@@ -106,17 +150,22 @@ def test_jobs_to_wqes(name, seed, piece, stall):
     jobs = random_jobs(p, rng, 40)
     total = sum(job["count"] for job in jobs)
     got = {}
+    rings = Rings(jobs)
 
     async def feed(ctx):
-        for job in jobs:
-            await offer(ctx, dut.job, job)
+        while len(rings.done) < len(jobs):
+            job = rings.next()
+            if job is None:
+                await ctx.tick()
+            else:
+                await offer(ctx, dut.job, job)
 
     async def drain(ctx):
         count = 0
         while count < total:
             ctx.set(dut.wqe.ready, rng.random() >= stall)
             _, _, valid, ready, wqe = await ctx.tick().sample(dut.wqe.valid, dut.wqe.ready, dut.wqe.payload)
-            if valid and ready:
+            if valid and ready and rings.accepts(wqe):
                 count += 1
                 data = None if wqe.error else int(wqe.wqe)
                 got.setdefault(int(wqe.qpn), []).append((int(wqe.index), int(wqe.epoch), data))
@@ -226,3 +275,70 @@ def test_rate_and_probe(name, bound):
     simulate(dut, feed, drain, background=[host.translate, host.memory])
     assert (times[-1] - times[8]) / (len(times) - 9) <= bound
     assert sorted(probes) == sorted((k % 4, 8 * (k // 4)) for k in range(12))
+
+
+@pytest.mark.parametrize("name", ["tiny", "gigabit", "hundred"])
+@pytest.mark.parametrize("stall", [0.0, 0.2])
+def test_many_cold_jobs_do_not_stop_other_qps(name, stall):
+    """One QP's translations take 600 cycles and it has any number of jobs: the others keep their rate, it loses none."""
+    p = Params(CONFIGS[name].replace(num_qps=8))
+    dut = WqeFetch(p)
+    rng = seeded(7)
+    host = Host(p, dut, rng, latency=(8, 12), stall=stall)
+    cold = [{"qpn": 1, "index": k, "count": 1, "log_sq": 7, "log_stride": 6} for k in range(6 if name == "tiny" else 20)]
+    warm = [{"qpn": 2 + k % 3, "index": k // 3, "count": 1, "log_sq": 7, "log_stride": 6} for k in range(60)]
+    rings = Rings(cold + warm)
+    times = {1: [], 2: [], 3: [], 4: []}
+    original = host.rng.randint
+    host.delay = lambda qpn: 600 if qpn == 1 else original(8, 12)
+
+    async def feed(ctx):
+        while len(rings.done) < len(cold + warm):
+            job = rings.next()
+            await (ctx.tick() if job is None else offer(ctx, dut.job, job))
+
+    async def drain(ctx):
+        cycle = 0
+        while len(rings.done) < len(cold + warm):
+            ctx.set(dut.wqe.ready, rng.random() >= stall)
+            _, _, valid, ready, wqe = await ctx.tick().sample(dut.wqe.valid, dut.wqe.ready, dut.wqe.payload)
+            cycle += 1
+            if valid and ready and rings.accepts(wqe):
+                times[int(wqe.qpn)].append(cycle)
+
+    simulate(dut, feed, drain, background=[host.translate, host.memory], limit=12000)
+    assert rings.bounced
+    assert times[1][0] > 600
+    others = sorted(times[2] + times[3] + times[4])
+    assert others[-1] < 60 * (26 if name == "tiny" else 14) * (1.5 if stall else 1), others[-1]
+
+
+def test_alone():
+    """``alone`` until a job of another QP comes, and again when that has left."""
+    p = Params(CONFIGS["gigabit"].replace(num_qps=8))
+    dut = WqeFetch(p)
+    host = Host(p, dut, seeded(3), latency=(8, 8))
+
+    def job(qpn, index):
+        return {"qpn": qpn, "index": index, "count": 1, "log_sq": 5, "log_stride": 6}
+
+    async def bench(ctx):
+        await offer(ctx, dut.job, job(1, 0))
+        await offer(ctx, dut.job, job(1, 1))
+        await ctx.tick().repeat(40)
+        assert ctx.get(dut.alone) and ctx.get(dut.alone_qpn) == 1
+        ctx.set(dut.job.valid, 1)
+        ctx.set(dut.job.payload, job(2, 0))
+        await ctx.tick().repeat(2)
+        assert not ctx.get(dut.alone)
+        await ctx.tick().repeat(8)
+        ctx.set(dut.job.valid, 0)
+        await ctx.tick().repeat(40)
+        assert not (ctx.get(dut.alone) and ctx.get(dut.alone_qpn) == 1)
+        ctx.set(dut.wqe.ready, 1)
+        await ctx.tick().repeat(20)
+        await offer(ctx, dut.job, job(1, 2))
+        await ctx.tick().repeat(2)
+        assert ctx.get(dut.alone) and ctx.get(dut.alone_qpn) == 1
+
+    simulate(dut, bench, background=[host.translate, host.memory])

@@ -1,5 +1,7 @@
 """Keys, rights, bounds and page tables: from a virtual range to a physical address."""
 
+from collections.abc import Sequence
+
 from amaranth import *
 from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
@@ -34,11 +36,12 @@ class Translate(wiring.Component):
     ``walk``, a read client for page tables (table addresses and entries are multiples of 8; page addresses multiples
     of their page); ``hit``, ``miss``: one pulse per translation that did not, or did, read a page table.
 
-    Timing: one request per cycle over all clients, round robin; an answer without a walk comes 11 cycles after its
-    request was taken. The pipe never stops: a miss goes into one of ``p.walks`` slots, or waits and passes the pipe again, in
-    order of arrival, when a slot is free, while hits go on. A client gets no more than ``RESPONSES`` requests in, and there
-    is room for those of all clients: neither one that does not take its answers nor one whose requests miss holds others up.
-    A miss of a request with ``hit_only`` is answered by MISS at once. Answers to one client come in any order.
+    Timing: one request per cycle over all clients, round robin; an answer without a walk comes 11 cycles after its request
+    was taken. The pipe never stops: a miss goes into one of ``p.walks`` slots, or waits and passes the pipe again, in order
+    of arrival, when a slot is free, while hits go on. A client gets no more than ``RESPONSES`` requests in, or as many as it
+    asks for if it takes every answer at once (asserted), and there is room for those of all clients: neither one that does
+    not take its answers nor one whose requests miss holds others up. A miss of a request with ``hit_only`` is answered by
+    MISS at once. Answers to one client come in any order.
 
     A request with ``invalidate`` that passes the checks of key, domain and rights ends its entry in the same way (R-MR-1): it is
     answered when that is done. The command engine never writes an entry that a request may end meanwhile: before a key is used
@@ -49,19 +52,21 @@ class Translate(wiring.Component):
     walks of i under way, and 2 cycles per cache entry when i may have pages there. The command that destroys a region
     therefore ends after its last translation.
 
-    Parameters: ``clients``, list of (name, tag bits). ValueError for none or for a name twice.
+    Parameters: ``clients``, list of (name, tag bits) or, of one that takes every answer at once, (name, tag bits, requests
+    it may have inside). ValueError for none or for a name twice.
     """
 
-    def __init__(self, p: Params, clients: list[tuple[str, int]]):
-        names = [name for name, _ in clients]
+    def __init__(self, p: Params, clients: Sequence[tuple[str, int] | tuple[str, int, int]]):
+        names = [name for name, *_ in clients]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"client names are {names}, must be different and at least one")
-        self.p, self.clients = p, clients
-        self.tag_bits = max(bits for _, bits in clients)
+        self.p, self.clients = p, [(name, bits) for name, bits, *_ in clients]
+        self.credits = {name: more[0] if more else RESPONSES for name, _, *more in clients}
+        self.tag_bits = max(bits for _, bits in self.clients)
         self.client_bits = max(1, (len(clients) - 1).bit_length())
-        self.places = 1 << (RESPONSES * len(clients) - 1).bit_length()  # of requests in the pipe or waiting for a walk
+        self.places = 1 << (sum(self.credits.values()) - 1).bit_length()  # of requests in the pipe or waiting for a walk
         super().__init__({
-            **{name: In(XlateSignature(p, bits)) for name, bits in clients},
+            **{name: In(XlateSignature(p, bits)) for name, bits in self.clients},
             "ctx": In(CtxBus(p)),
             "walk": Out(DmaReadSignature(p)),
             "hit": Out(1),
@@ -238,7 +243,8 @@ class Translate(wiring.Component):
             from_pipe = Signal(name=f"from_pipe_{name}")
             from_walk = Signal(name=f"from_walk_{name}")
             from_end = Signal(name=f"from_end_{name}")
-            credit = Signal(range(RESPONSES + 1), init=RESPONSES, name=f"credit_{name}")
+            most = self.credits[name]
+            credit = Signal(range(most + 1), init=most, name=f"credit_{name}")
             done = walker.answer.payload
             m.d.comb += [
                 from_pipe.eq(answered & (outcome.client == i)),
@@ -262,6 +268,8 @@ class Translate(wiring.Component):
             m.d.sync += [
                 room[i].eq(given | (room[i] & ~(taken & (credit == 1)))),
                 Assert(room[i] == (credit != 0), "translate: flag and credit differ"),
+                Assert((most == RESPONSES) | ~port.response.valid | port.response.ready,
+                       f"translate: {name} does not take an answer"),
             ]
             with m.If(fifo.i.valid):
                 m.d.sync += Assert(fifo.i.ready, f"response queue of {name} overflows")

@@ -2,11 +2,11 @@
 
 from amaranth import *
 from amaranth.hdl import Assert, Format
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..abi import REQUESTER_HOT, SGE, SGE_BYTES, CtxTable, QpState, VendorError, WcStatus, WqeOpcode
-from ..config import MAX_PMTU, Params
+from ..abi import REQUESTER_HOT, CtxTable, QpState, VendorError, WcStatus
+from ..config import Params
 from ..qp.table import ContextTable
 from ..records import (
     CtxBus,
@@ -14,33 +14,21 @@ from ..records import (
     GatherSegment,
     Outstanding,
     Probe,
-    ProbeEvent,
     ReadEntry,
     Rewind,
     SendFailure,
     TxJob,
 )
 from ..stream.beat import Beat
-from ..wire.opcode import Kind, Transport, opcode_of
-from .wqe_decode import DecodedWqe, WqeDecoder
+from .segment_parts import MIN_PMTU_BITS, SGE_BITS, SegmenterParts
+from .wqe_decode import WqeDecoder
 
 __all__ = ["Segmenter"]
 
 ACK_EVERY = 64  # packets of a message; R-REQ-2
-MIN_PMTU_BITS = 8
-SGE_BITS = 8 * SGE_BYTES
-
-_KINDS = {  # operation: kind of its packets, immediate, invalidate
-    WqeOpcode.SEND: (Kind.SEND, False, False),
-    WqeOpcode.SEND_IMM: (Kind.SEND, True, False),
-    WqeOpcode.SEND_INV: (Kind.SEND, False, True),
-    WqeOpcode.WRITE: (Kind.WRITE, False, False),
-    WqeOpcode.WRITE_IMM: (Kind.WRITE, True, False),
-}
-_READS = {WqeOpcode.READ: Kind.READ_REQ, WqeOpcode.CMP_SWAP: Kind.CMP_SWAP, WqeOpcode.FETCH_ADD: Kind.FETCH_ADD}
 
 
-class Segmenter(wiring.Component):
+class Segmenter(SegmenterParts):
     """Send WQEs to packets (`TxJob`) and their gather lists (`GatherSegment`, or Beats for inline data).
 
     A WQE is thrown away when it was fetched under another epoch, is not the one the QP is at (``send_index``), when the QP does
@@ -54,12 +42,17 @@ class Segmenter(wiring.Component):
     scheduler is told to fetch again. The same happens with ``psn_window`` PSNs unacknowledged (R-PSN-6); a message of more
     PSNs than that starts only when none are.
 
-    A READ is one packet and takes a PSN per response (R-PSN-3), an ATOMIC one; both write the read table first. A WQE that may
+    A READ is one packet and takes a PSN per response (R-PSN-3), an ATOMIC one; both write the read table too. A WQE that may
     not start (fence, R-ORD-2; READ limit, R-REQ-4; PSN window) stops its QP: rewind with ``sleep``. When the scheduler has
     taken that, the counters are read again; if they moved on, a second rewind wakes the QP: what happens later wakes it
-    through the completer. So no wake-up is lost and nothing spins.
+    through the completer. So no wake-up is lost and nothing spins. As long as nothing of another QP is behind it (``alone``,
+    ``alone_qpn``) and no command writes, it waits here instead, and what was fetched is not fetched again.
 
-    REQUESTER_HOT and the outstanding entry are written before a packet is offered: an answer finds both.
+    A QP that has its share of the translation window (`WindowShare`: ``share_qpn``, ``share_none``, ``share_one``, ``slow``)
+    makes no packet; when it waits for page tables and others are behind it, it is stopped in the same way, and ``note`` has the
+    window wake it. ``bounced`` (a fetch job of the QP was thrown away) is answered by a rewind.
+
+    REQUESTER_HOT and the outstanding entry are written in the cycle in which a packet is offered: an answer finds both.
 
     Ports: ``wqe``; ``ctx`` (a command's write to the REQUESTER_HOT of a QP that is being worked on waits); ``una_addr`` /
     ``una``, ``landed`` 2-cycle read of the completer; ``job``, ``segment``, ``inline``; ``rewind``, ``failure``; ``remember_en``,
@@ -93,6 +86,14 @@ class Segmenter(wiring.Component):
             "inline": Out(stream.Signature(Beat(p.data_width))),
             "rewind": Out(stream.Signature(Rewind(p))),
             "failure": Out(stream.Signature(SendFailure(p))),
+            "alone": In(1),
+            "alone_qpn": In(p.qpn_bits),
+            "share_qpn": Out(p.qpn_bits),
+            "share_none": In(1),
+            "share_one": In(1),
+            "slow": In(1),
+            "note": Out(1),
+            "noted": In(1),
             "remember_en": Out(1),
             "remember_index": Out(self.entry_bits),
             "remember_data": Out(Outstanding(p)),
@@ -137,96 +138,6 @@ class Segmenter(wiring.Component):
         self._elaborate_fsm(m, table, stopped_write)
         return m
 
-    def _declare(self, m):
-        """The registers of the WQE under way and of its QP."""
-        p = self.p
-        self._wqe = Signal(DecodedWqe(p), name="current")
-        self._hot = Signal(REQUESTER_HOT.layout, name="hot_now")
-        self._stopped = Signal(name="stopped_now")
-        self._cached = Signal(name="hot_cached")  # _hot and _stopped are those of QP _wqe.qpn
-        self._una = Signal(24, name="una_now")
-        self._landed = Signal(8, name="landed_now")
-        self._again = Signal(name="una_again")  # una and landed of QP _wqe.qpn are being read once more
-        self._open = Signal(8, name="reads_open")  # READ and ATOMIC not landed
-        self._unacked = Signal(name="psns_unacknowledged")
-        self._window_full = Signal(name="window_full_now")
-        self._working = Signal(name="working")
-        self._load = Signal(name="load")
-        self._left = Signal(32, name="left")  # message bytes to go
-        self._extra = Signal(24, name="extra_psns")  # PSNs of the message beyond the first
-        self._last_psn = Signal(24, name="last_psn")
-        self._size = Signal(13, name="size")  # payload of this packet
-        self._ends = Signal(name="ends")
-        self._asks = Signal(name="asks_for_ack")
-        self._pmtu = Signal(13, name="pmtu")
-        self._to_gather = Signal(13, name="to_gather")  # payload bytes of this packet without a segment so far
-        self._seek = Signal(32, name="seek")
-        self._shrunk = Signal(name="shrunk")  # the WQE was read again and is now shorter than what was sent of it
-        self._turn = Signal(range(self.quantum + MAX_PMTU + 1), name="turn_bytes")
-        self._head = data.View(SGE.layout, self._wqe.body[:SGE_BITS])
-        m.d.comb += self._pmtu.eq((1 << MIN_PMTU_BITS - 1) << self._wqe.path_mtu)
-
-    def _elaborate_ctx(self, m, table, stopped_write):
-        """A command's write must not meet a QP whose hot record is being worked on."""
-        bus = self.ctx.payload
-        is_hot, hold, clears = Signal(), Signal(), Signal()
-        decoder_ctx = self._decoder.ctx
-        same = [
-            self._decoder.holds & (bus.index == self._decoder.qpn),
-            self._working & (bus.index == self._wqe.qpn),
-            self.rewind.valid & (bus.index == self.rewind.payload.qpn),
-            self.failure.valid & (bus.index == self.failure.payload.qpn),
-        ]
-        m.d.comb += [
-            is_hot.eq(bus.table == CtxTable.REQUESTER_HOT),
-            hold.eq(is_hot & Cat(same).any()),
-            table.ctx.payload.eq(bus),
-            decoder_ctx.payload.eq(bus),
-            table.ctx.valid.eq(self.ctx.valid & ~hold),
-            decoder_ctx.valid.eq(self.ctx.valid),
-            self.ctx.ready.eq(table.ctx.ready & decoder_ctx.ready & ~hold),
-            clears.eq(self.ctx.valid & self.ctx.ready & is_hot & (bus.word == 0)),
-        ]
-        with m.If(clears):
-            m.d.comb += [stopped_write.en.eq(1), stopped_write.addr.eq(bus.index), stopped_write.data.eq(0)]
-        with m.If(self.ctx.valid & self.ctx.ready & is_hot & (bus.index == self._wqe.qpn)):
-            m.d.sync += self._cached.eq(0)
-
-    def _elaborate_load(self, m, table, stopped_now):
-        """Hand-over from the decoder. The QP's state comes from the table, or from here when it is the same QP."""
-        i = self._decoder.o
-        m.d.comb += i.ready.eq(self._load)
-        with m.If(self._load & i.valid):
-            m.d.sync += [
-                self._wqe.eq(i.payload), self._una.eq(self.una), self._landed.eq(self.landed), self._turn.eq(0),
-                self._cached.eq(1),
-            ]  # fmt: skip
-            with m.If(~self._cached | (i.payload.qpn != self._wqe.qpn)):
-                m.d.sync += [self._hot.eq(table.read_0), self._stopped.eq(stopped_now)]
-
-    def _elaborate_packet(self, m):
-        """Wire opcode of the packet: one lookup of operation and place in the message."""
-        self._wire_opcode = wire_opcode = Signal(8, name="wire_opcode")
-        self._starts = Signal(name="starts")
-        m.d.comb += self._starts.eq(self._hot.offset == 0)
-        with m.Switch(Cat(self._ends, self._starts, self._wqe.opcode)):
-            for operation, (kind, imm, inv) in _KINDS.items():
-                for place in range(4):
-                    starts, ends = bool(place & 2), bool(place & 1)
-                    with m.Case(operation.value << 2 | place):
-                        code = opcode_of(Transport.RC, kind, starts=starts, ends=ends, imm=imm and ends, inv=inv and ends)
-                        m.d.comb += wire_opcode.eq(code.value)
-            for operation, kind in _READS.items():
-                with m.Case(*(operation.value << 2 | place for place in range(4))):
-                    m.d.comb += wire_opcode.eq(opcode_of(Transport.RC, kind).value)
-
-    def _write_hot(self, m, table, **changes):
-        """Write the QP's hot record with some fields changed, here and in the table."""
-        m.d.comb += [table.write_en.eq(1), table.write_data.eq(self._hot)]
-        for name, value in changes.items():
-            m.d.comb += table.write_data[name].eq(value)
-            m.d.sync += self._hot[name].eq(value)
-
     def _elaborate_fsm(self, m, table, stopped_write):
         p = self.p
         wqe, hot, head = self._wqe, self._hot, self._head
@@ -239,24 +150,7 @@ class Segmenter(wiring.Component):
             m.d.comb += free.eq(~port.valid | port.ready)
             with m.If(port.ready):
                 m.d.sync += port.valid.eq(0)
-        m.d.comb += [
-            table.write_index.eq(wqe.qpn),
-            table.write_words.eq(~0),
-            self.remember_index.eq(Cat(wqe.index[: (p.sq_outstanding - 1).bit_length()], wqe.qpn)),
-            self.remember_data.first_psn.eq(hot.psn),
-            self.remember_data.last_psn.eq(self._last_psn),
-            self.remember_data.opcode.eq(wqe.opcode),
-            self.remember_data.signaled.eq(wqe.signaled),
-            self.remember_data.length.eq(wqe.length),
-            self.read_index.eq(Cat(hot.rd_atomic[: (p.max_rd_atomic - 1).bit_length()], wqe.qpn)),
-            self.read_data.first_psn.eq(hot.psn),
-            self.read_data.last_psn.eq(self._last_psn),
-            self.read_data.opcode.eq(wqe.opcode),
-            self.read_data.length.eq(wqe.length),
-            self.read_data.wqe_index.eq(wqe.index),
-            self.read_data.sges.as_value().eq(Mux(wqe.atomic, wqe.body[SGE_BITS : 2 * SGE_BITS],
-                                                  wqe.body[: p.max_sge * SGE_BITS])),
-        ]
+        commit, full = self._elaborate_tables(m, table)
         self._elaborate_probes(m)
         m.d.sync += [self.probe.valid.eq(0), self.probe_wqe.valid.eq(0)]
 
@@ -287,13 +181,13 @@ class Segmenter(wiring.Component):
             covers.eq(head.length >= self._to_gather),
             uses_up.eq(head.length <= self._to_gather),
             piece.eq(Mux(covers, self._to_gather, head.length)),
-            give_way.eq((self._turn >= self.quantum) & self._decoder.holds),
+            give_way.eq((self._turn >= self.quantum) & self._others),
         ]
 
         def offer_segment():
             """Put the next piece of payload out and say what to do with the SGE."""
             m.d.sync += [
-                segment.valid.eq(piece != 0),  # R-WQ-4
+                segment.valid.eq(head.length != 0),  # R-WQ-4
                 segment.payload.va.eq(head.addr),
                 segment.payload.lkey.eq(head.lkey),
                 segment.payload.length.eq(piece),
@@ -330,6 +224,9 @@ class Segmenter(wiring.Component):
                             job.valid.eq(1), job.payload.marker.eq(1), job.payload.inline.eq(0), job.payload.header.length.eq(0),
                         ]  # fmt: skip
                         m.next = "IDLE"
+                with m.Elif(wqe.bounced):
+                    with m.If((wqe.epoch == hot.epoch) & ((wqe.state == QpState.RTS) | (wqe.state == QpState.SQD))):
+                        m.next = "YIELD"
                 with m.Elif(mine):
                     with m.If(running):
                         m.next = "PACKET"
@@ -346,8 +243,11 @@ class Segmenter(wiring.Component):
                         m.next = "YIELD"
             with m.State("GATE"):
                 m.next = "PACKET"
+                m.d.sync += self._staying.eq(~self._others)
                 with m.If(blocked):
-                    m.next = "SLEEP"
+                    m.next = "AGAIN"
+                    with m.If(self._others):
+                        m.next = "SLEEP"
                 m.d.sync += self.probe_wqe.valid.eq(~blocked)
             with m.State("SEEK"):  # a message goes on: find the SGE and the place in it
                 m.d.sync += shift_head.eq(head.length <= self._seek)
@@ -366,26 +266,32 @@ class Segmenter(wiring.Component):
                 number = Signal(range(ACK_EVERY), name="packet_number")  # in the message, modulo
                 m.d.comb += number.eq(hot.offset >> (MIN_PMTU_BITS - 1) >> wqe.path_mtu)
                 m.d.sync += [
-                    self._asks.eq((self._left <= self._pmtu) | number.all()),  # R-REQ-2
+                    self._asks.eq(number.all()),
                     self._ends.eq(self._left <= self._pmtu),  # R-REQ-1, R-LEN-1
                     self._size.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
                     self._to_gather.eq(Mux(self._left <= self._pmtu, self._left, self._pmtu)),
                     self._last_psn.eq(hot.psn + self._extra),  # R-PSN-3
                 ]
                 with m.If(wqe.reads):  # one packet without payload, whatever the length
-                    m.d.sync += [self._asks.eq(1), self._ends.eq(1), self._size.eq(0), self._to_gather.eq(0)]
+                    m.d.sync += [self._ends.eq(1), self._size.eq(0), self._to_gather.eq(0)]
                 m.next = "COMMIT"
             with m.State("COMMIT"):
-                with m.If(job_free & segment_free):
+                with m.If(full & self.slow & self._others):
+                    m.d.sync += self._by_share.eq(1)
+                    m.next = "SLEEP"
+                m.d.comb += commit.eq(~full & job_free & segment_free)
+                with m.If(commit):
                     # R-PSN-3. Written before the packet can be seen: whoever answers finds it.
                     self._write_hot(
-                        m, table,
+                        m,
                         psn=Mux(wqe.reads, self._last_psn, hot.psn) + 1,  # R-PSN-3
                         offset=Mux(self._ends, 0, hot.offset + self._size),
                         send_index=hot.send_index + self._ends,
                         rd_atomic=hot.rd_atomic + wqe.reads,  # R-REQ-4
                     )  # fmt: skip
-                    m.d.comb += [self.remember_en.eq(self._starts), self.read_en.eq(wqe.reads)]
+                    m.d.sync += [
+                        self._remember.eq(self._starts), self._read_now.eq(wqe.reads), self._read_number.eq(hot.rd_atomic),
+                    ]  # fmt: skip
                     self._offer_job(m)
                     m.d.sync += [
                         self._left.eq(self._left - self._size),
@@ -427,15 +333,26 @@ class Segmenter(wiring.Component):
                         m.next = "IDLE"
             with m.State("YIELD"):
                 with m.If(rewind_free):
-                    self._rewind(m, table, sleep=0)
+                    self._rewind(m, sleep=0)
                     m.next = "IDLE"
             with m.State("SLEEP"):
                 with m.If(rewind_free):
-                    self._rewind(m, table, sleep=1)
+                    self._rewind(m, sleep=1)
                     m.next = "ASLEEP"
             with m.State("ASLEEP"):  # the scheduler takes it; what the completer does from now on wakes the QP
+                m.d.sync += self._staying.eq(0)
                 with m.If(self.rewind.ready):
                     m.next = "AGAIN"
+                    with m.If(self._by_share):
+                        m.next = "NOTE"
+            with m.State("NOTE"):
+                m.d.comb += self.note.eq(1)
+                m.d.sync += self._by_share.eq(0)
+                m.next = "NOTED"
+            with m.State("NOTED"):  # what it waits for has left: nobody else will wake it
+                with m.If(~self.noted):
+                    m.d.sync += [self.rewind.valid.eq(1), self.rewind.payload.sleep.eq(0)]
+                m.next = "IDLE"
             with m.State("AGAIN"):
                 m.d.comb += self._again.eq(1)
                 m.next = "AGAIN_WAIT"
@@ -452,22 +369,23 @@ class Segmenter(wiring.Component):
                     self._window_full.eq(window_full),
                 ]
                 m.next = "AWAKE"
+                with m.If(self._staying):
+                    m.next = "GATE"
             with m.State("AWAKE"):
                 with m.If(~blocked):
                     m.d.sync += [self.rewind.valid.eq(1), self.rewind.payload.sleep.eq(0)]
                 m.next = "IDLE"
             with m.State("FAIL"):
                 with m.If(failure_free):
-                    # The entry has no PSN of its own: last_psn is the next PSN, which no answer reaches.
-                    self._write_hot(m, table, send_index=hot.send_index + 1, offset=0)
+                    self._write_hot(m, send_index=hot.send_index + 1, offset=0)
                     m.d.comb += [
-                        self.remember_en.eq(1),
-                        self.remember_data.last_psn.eq(hot.psn),
                         stopped_write.en.eq(1),
                         stopped_write.addr.eq(wqe.qpn),
                         stopped_write.data.eq(1),  # R-ERR-7
                     ]
                     m.d.sync += [
+                        self._remember.eq(1),
+                        self._fails.eq(1),
                         self._stopped.eq(1),
                         self.failure.valid.eq(1),
                         self.failure.payload.qpn.eq(wqe.qpn),
@@ -479,58 +397,3 @@ class Segmenter(wiring.Component):
                     m.next = "IDLE"
         with m.If((fsm.ongoing("SEEK") & ~self._shrunk) | fsm.ongoing("SEGMENT")):
             m.d.sync += Assert(wqe.body.any(), Format("Segmenter: QP {} WQE {} ran out of SGEs", wqe.qpn, wqe.index))
-
-    def _rewind(self, m, table, *, sleep):
-        """Throw away what is fetched of this QP; it comes again, or sleeps until another event of it."""
-        rewind, hot = self.rewind, self._hot
-        self._write_hot(m, table, epoch=hot.epoch + 1)
-        m.d.sync += [
-            rewind.valid.eq(1),
-            rewind.payload.qpn.eq(self._wqe.qpn),
-            rewind.payload.index.eq(hot.send_index),
-            rewind.payload.epoch.eq(hot.epoch + 1),
-            rewind.payload.sleep.eq(sleep),
-        ]
-
-    def _offer_job(self, m):
-        wqe, job = self._wqe, self.job.payload
-        header = job.header
-        psn = self._hot.psn
-        m.d.sync += [
-            self.job.valid.eq(1),
-            header.qpn.eq(wqe.qpn),
-            header.opcode.eq(self._wire_opcode),
-            header.psn.eq(psn),
-            header.solicited.eq(self._ends & wqe.solicited),  # R-REQ-3
-            header.ackreq.eq(self._asks),
-            header.length.eq(self._size),
-            header.va.eq(wqe.remote_addr),
-            header.rkey.eq(wqe.rkey),
-            header.dma_length.eq(wqe.length),
-            header.swap.eq(wqe.body[:64]),  # R-OPC-3: FETCH_ADD's operand too
-            header.compare.eq(wqe.body[64:128]),
-            header.imm.eq(wqe.imm),
-            job.pd.eq(wqe.pd),
-            job.wqe_index.eq(wqe.index),
-            job.inline.eq(wqe.inline & ~wqe.reads),  # R-WQ-5
-            job.marker.eq(0),
-        ]
-
-    def _elaborate_probes(self, m):
-        wqe, job = self._wqe, self.job.payload
-        failed = Signal()
-        m.d.comb += [
-            failed.eq(wqe.status != WcStatus.SUCCESS),
-            self.probe.event.eq(ProbeEvent.PACKET_MADE),
-            self.probe.qpn.eq(job.header.qpn),
-            self.probe.index.eq(job.wqe_index),
-            self.probe.psn.eq(job.header.psn),
-            self.probe.opcode.eq(job.header.opcode),
-            self.probe.length.eq(job.header.length),
-            self.probe_wqe.event.eq(Mux(failed, ProbeEvent.LOCAL_FAILED, ProbeEvent.WQE_PARSED)),
-            self.probe_wqe.qpn.eq(wqe.qpn),
-            self.probe_wqe.index.eq(wqe.index),
-            self.probe_wqe.psn.eq(self._hot.psn),
-            self.probe_wqe.opcode.eq(Mux(failed, wqe.status, wqe.opcode)),
-            self.probe_wqe.length.eq(wqe.length),
-        ]

@@ -50,6 +50,7 @@ class DecodedWqe(data.StructLayout):
             "index": 16,
             "epoch": 8,
             "marker": 1,
+            "bounced": 1,
             "state": QpState,
             "type": QpType,
             "path_mtu": 3,
@@ -120,17 +121,16 @@ class WqeDecoder(wiring.Component):
             Signal(name=n) for n in ("reads", "atomic", "atomic_ok"))  # fmt: skip
         self._rd_limit = Signal(8, name="rd_limit")
         load = Signal()
+        may_load = Signal()
         ctx_cfg, held_changes, next_changes = Signal(), Signal(), Signal()
 
         m.d.comb += [
-            table.read_index_0.eq(Mux(load, self.wqe.payload.qpn, held.qpn)),
+            table.read_index_0.eq(Mux(may_load, self.wqe.payload.qpn, held.qpn)),
             ctx_cfg.eq(self.ctx.valid & (self.ctx.payload.table == CtxTable.REQUESTER_CFG)),
             held_changes.eq(ctx_cfg & (self.ctx.payload.index == held.qpn)),
             next_changes.eq(ctx_cfg & (self.ctx.payload.index == self.wqe.payload.qpn)),
             self.qpn.eq(held.qpn),
             self.wqe.ready.eq(load),
-            self._atomic.eq((fields.opcode == ATOMICS[0]) | (fields.opcode == ATOMICS[1])),
-            self._reads.eq((fields.opcode == WqeOpcode.READ) | self._atomic),
             wide.eq(table.read_0.log_stride == 7),
         ]
         with m.If(load):
@@ -143,7 +143,7 @@ class WqeDecoder(wiring.Component):
                 m.next = "AGAIN"
 
         with m.FSM(name="decode") as fsm:
-            m.d.comb += self.holds.eq(~fsm.ongoing("IDLE"))
+            m.d.comb += [self.holds.eq(~fsm.ongoing("IDLE")), may_load.eq(fsm.ongoing("IDLE") | fsm.ongoing("OFFER"))]
             with m.State("IDLE"):
                 m.d.comb += load.eq(self.wqe.valid)
                 with m.If(load):
@@ -154,13 +154,15 @@ class WqeDecoder(wiring.Component):
                 for i in range(slots // 2):
                     used = [Mux(fields.num_sge > 2 * i + k, sges[2 * i + k].length, 0) for k in range(2)]  # R-WQ-4
                     m.d.sync += pair_sums[i].eq(used[0] + used[1])
+                atomic = (fields.opcode == ATOMICS[0]) | (fields.opcode == ATOMICS[1])
+                m.d.sync += [self._atomic.eq(atomic), self._reads.eq(atomic | (fields.opcode == WqeOpcode.READ))]
                 unless(held_changes, "TOTAL")
             with m.State("TOTAL"):
                 m.d.sync += [
                     total.eq(sum(pair_sums[1:], pair_sums[0])),  # R-WQ-4: more than 32 bits
                     cfg.eq(table.read_0),
                     too_many.eq(fields.num_sge > Mux(wide, min(p.max_sge, send_sges(7)), min(p.max_sge, send_sges(6)))),
-                    inline_ok.eq((fields.length <= Mux(wide, inline_bytes(7), inline_bytes(6))) & ~self._reads),  # R-WQ-5
+                    inline_ok.eq(fields.length <= Mux(wide, inline_bytes(7), inline_bytes(6))),  # R-WQ-5
                     self._atomic_ok.eq((fields.num_sge == 1) & (fields.length == ATOMIC_BYTES)
                                        & (sges[1].length == ATOMIC_BYTES)),  # R-WQ-6
                     # Never more than the read table has entries for.
@@ -170,7 +172,7 @@ class WqeDecoder(wiring.Component):
                 ]
                 unless(held_changes, "CHECK")
             with m.State("CHECK"):
-                m.d.sync += [sum_ok.eq(total == fields.length), known.eq(0)]
+                m.d.sync += [sum_ok.eq(total == fields.length), known.eq(0), inline_ok.eq(inline_ok & ~self._reads)]
                 with m.Switch(cfg.type):
                     for kind, operations in OPERATIONS.items():
                         with m.Case(kind):
@@ -180,14 +182,14 @@ class WqeDecoder(wiring.Component):
                                     m.d.sync += known.eq((self._rd_limit != 0) if limited else 1)  # R-WQ-7
                 unless(held_changes, "OFFER")
             with m.State("OFFER"):
-                m.d.comb += self.o.valid.eq(~held_changes)
-                with m.If(held_changes):
-                    m.next = "AGAIN"
-                with m.Elif(self.o.ready):
+                m.d.comb += self.o.valid.eq(1)  # a change in the cycle in which it is taken came too late
+                with m.If(self.o.ready):
                     m.d.comb += load.eq(self.wqe.valid)
                     m.next = "IDLE"
                     with m.If(load):
                         unless(next_changes, "PAIRS")
+                with m.Elif(held_changes):
+                    m.next = "AGAIN"
 
         self._elaborate_output(m, held, fields, cfg, body, known, too_long, too_many, sum_ok, inline_ok)
         return m
@@ -203,6 +205,7 @@ class WqeDecoder(wiring.Component):
             o.index.eq(held.index),
             o.epoch.eq(held.epoch),
             o.marker.eq(held.marker),
+            o.bounced.eq(held.bounced),
             o.state.eq(cfg.state),
             o.type.eq(cfg.type),
             o.path_mtu.eq(cfg.path_mtu),

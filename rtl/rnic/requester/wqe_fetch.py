@@ -10,6 +10,7 @@ from ..records import DmaReadSignature, FetchedWqe, FetchJob, Probe, ProbeEvent,
 from ..stream.arbiter import RoundRobin
 from ..stream.buffer import SkidBuffer
 from ..stream.fifo import StreamFifo
+from .fetch_share import FetchShare
 
 __all__ = ["WqeFetch"]
 
@@ -18,7 +19,7 @@ MAX_SLOTS = 8
 UNIT_BITS = 512  # a WQE is one or two units
 
 
-class WqeFetch(wiring.Component):
+class WqeFetch(FetchShare):
     """Fetch jobs to `FetchedWqe`s.
 
     A job waits in one of up to 8 slots for its translation; jobs of other QPs overtake it, jobs of one QP keep their order.
@@ -27,12 +28,20 @@ class WqeFetch(wiring.Component):
     ``error``, as a failed translation or a ring that is not 64-byte aligned in host memory does. A marker job reads nothing; it
     leaves, as a FetchedWqe with ``marker`` and ``error``, behind all jobs that came before it, of any QP.
 
+    A QP may have as many slots as are free besides. When it has them and its translations are slow, further jobs of it are
+    thrown away, and a FetchedWqe with ``bounced`` and the epoch of the last of them follows the WQEs of the last job that was
+    not: the segmenter rewinds the QP, so they come again, unless that has happened since. Until the slots are there or the
+    translations are slow, at most ``2 * 2**TICK_BITS`` cycles, it waits.
+
+    ``alone``: everything in here, and the job that waits, is of QP ``alone_qpn``, and no job has waited for long; from a
+    register.
+
     Ports: ``job``; ``xlate`` (client, ring entries; tag width ``tag_bits``), ``read`` (client); ``wqe``; ``probe``
     (WQE_FETCH, one per host read).
 
-    Timing: 1 cycle from a job to its translation request, 3 from the response to the read command, 2 from a job's last word
-    to its first WQE. One job per 2 cycles, one bus word per cycle in and out (a 64-byte WQE per cycle at 512 bits). A slow
-    consumer stops the words, then the commands.
+    Timing: 1 cycle from a job to its translation request, 5 while any job has a slot; 3 from the response to the read
+    command, 2 from a job's last word to its first WQE. One job per 5 cycles, one bus word per cycle in and out (a 64-byte WQE
+    per cycle at 512 bits). A slow consumer stops the words, then the commands.
     """
 
     tag_bits = (MAX_SLOTS - 1).bit_length()
@@ -45,6 +54,8 @@ class WqeFetch(wiring.Component):
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
             "wqe": Out(stream.Signature(FetchedWqe(p))),
+            "alone": Out(1),
+            "alone_qpn": Out(p.qpn_bits),
             "probe": Out(Probe()),
         })
 
@@ -54,9 +65,11 @@ class WqeFetch(wiring.Component):
         self._job_shape = data.StructLayout({
             "qpn": p.qpn_bits, "index": 16, "count": p.wqe_batch_bits, "epoch": 8, "wide": 1, "marker": 1,
         })  # fmt: skip
+        self._intake = Signal(name="intake_now")
         self._max_units = 2 * p.wqe_batch  # of 64 bytes, in a job
-        token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "units": range(self._max_units + 1)})
-        piece_shape = data.StructLayout({"job": self._job_shape, "error": 1, "end": 1})
+        token_shape = data.StructLayout({"job": self._job_shape, "error": 1, "bounce": 1, "bounced_epoch": 8,
+                                         "units": range(self._max_units + 1)})
+        piece_shape = data.StructLayout({"job": self._job_shape, "error": 1, "bounce": 1, "bounced_epoch": 8, "end": 1})
         m.submodules.pieces = pieces = StreamFifo(piece_shape, p.desc_depth)
         m.submodules.units = units = StreamFifo(unsigned(UNIT_BITS), 2 * self._max_units)
         m.submodules.tokens = tokens = StreamFifo(token_shape, p.desc_depth)
@@ -65,6 +78,7 @@ class WqeFetch(wiring.Component):
         wiring.connect(m, pieces.o, piece_out.i)
         self._elaborate_words(m, piece_out.o, units.i, tokens.i)
         self._elaborate_assemble(m, units.o, tokens.o)
+        self._elaborate_alone(m, tokens.o)
         return m
 
     def _elaborate_translate(self, m, piece):
@@ -96,6 +110,10 @@ class WqeFetch(wiring.Component):
         some_free = Signal()
         just_taken = Signal()
         m.d.sync += [some_free.eq(~used.all()), just_taken.eq(intake)]
+        bounce = Signal(n)  # jobs behind this one were thrown away
+        bounced_epoch = Signal(data.ArrayLayout(8, n))  # of the last of them
+        newest = Signal(n)  # the last slot of its QP
+        empty, take, drop, target = Signal(), Signal(), Signal(), Signal(n)
         for i in reversed(range(n)):
             with m.If(~used[i]):
                 m.d.sync += free.eq(i)
@@ -104,8 +122,10 @@ class WqeFetch(wiring.Component):
         m.d.comb += [
             wide.eq(job.log_stride == 7),
             request_free.eq(~request.valid),  # a job takes 2 cycles anyway
-            intake.eq(self.job.valid & self.job.ready),
-            self.job.ready.eq(some_free & ~just_taken & request_free & ~again),
+            empty.eq(~used.any()),
+            self._intake.eq(intake),
+            intake.eq(self.job.valid & some_free & ~just_taken & request_free & ~again & (empty | take)),
+            self.job.ready.eq(intake | (drop & ~issue)),
             place.eq(job.index & ((1 << job.log_sq) - 1)),
             length.eq(Mux(wide, job.count << 7, job.count << 6)),
         ]
@@ -129,12 +149,16 @@ class WqeFetch(wiring.Component):
                 slots[free].job.marker.eq(job.marker),
                 slots[free].error.eq(job.marker),  # nothing to read
                 whole.bit_select(free, 1).eq(job.marker),
+                newest.eq((newest & ~same_qp) | (1 << free)),
                 waits.bit_select(free, 1).eq(1),
                 slots[free].va.eq(Mux(wide, place << 7, place << 6)),
                 slots[free].left.eq(length),
                 waits_for[free].eq(Mux(job.marker, used, same_qp) & ~done_mask),
                 Assert(length <= 4096, Format("WqeFetch: job of {} bytes", length)),
             ]
+
+        self._elaborate_share(m, used, translated, same_qp, newest, bounce, bounced_epoch, done_mask, take, drop, target, intake,
+                              issue, free)  # fmt: skip
 
         # ---- addresses come back in any order
         m.d.comb += response.ready.eq(1)
@@ -156,6 +180,7 @@ class WqeFetch(wiring.Component):
         pick_now = Signal()
         chosen = Signal(slot_shape)
         rest = Signal(13)
+        rest_va, rest_left = Signal(23), Signal(13)
         all_of_it = Signal()
         m.d.comb += [
             turn.requests.eq(Cat(translated[i] & ~waits[i] & (~alone | (pick == i)) for i in range(n))),
@@ -168,6 +193,8 @@ class WqeFetch(wiring.Component):
             piece.valid.eq(issue),
             piece.payload.job.eq(chosen.job),
             piece.payload.error.eq(chosen.error),
+            piece.payload.bounce.eq(bounce.bit_select(pick, 1)),
+            piece.payload.bounced_epoch.eq(bounced_epoch[pick]),
             piece.payload.end.eq(all_of_it),
         ]
         with m.If(pick_now):
@@ -182,14 +209,16 @@ class WqeFetch(wiring.Component):
                     command.payload.address.eq(chosen.address),
                     command.payload.length.eq(Mux(all_of_it, chosen.left, chosen.span)),
                 ]
-            m.d.sync += [slots[pick].va.eq(chosen.va + chosen.span), slots[pick].left.eq(rest)]
+            m.d.sync += [rest_va.eq(chosen.va + chosen.span), rest_left.eq(rest)]
         with m.If(again & request_free):
             m.d.sync += [
                 again.eq(0),
+                slots[pick].va.eq(rest_va),
+                slots[pick].left.eq(rest_left),
                 request.valid.eq(1),
                 request.payload.tag.eq(pick),
-                request.payload.va.eq(chosen.va),
-                request.payload.length.eq(chosen.left),
+                request.payload.va.eq(rest_va),
+                request.payload.length.eq(rest_left),
                 request.payload.key.eq(p.tpt_sq_base + chosen.job.qpn),
             ]
         m.d.sync += [
@@ -226,6 +255,8 @@ class WqeFetch(wiring.Component):
             piece.ready.eq(ends),
             token.valid.eq(ends & piece.payload.end),
             token.payload.job.eq(piece.payload.job),
+            token.payload.bounce.eq(piece.payload.bounce),
+            token.payload.bounced_epoch.eq(piece.payload.bounced_epoch),
             token.payload.error.eq(piece.payload.error | failed | (take & word.payload.err)),
             token.payload.units.eq(count + unit_done),
         ]
@@ -255,14 +286,20 @@ class WqeFetch(wiring.Component):
         done = Signal(self.p.wqe_batch_bits)  # WQEs of this job already out
         dropped = Signal(range(self._max_units + 1))
         drained, drop = Signal(), Signal()
+        equal, checked = Signal(), Signal()  # the units thrown away are all there are, as of the cycle before
+        extra = Signal()  # all WQEs are out; now that jobs behind were thrown away
+        final = Signal()
         free, step, emit = Signal(), Signal(), Signal()
         m.d.comb += [
             free.eq(~out.valid | out.ready),
-            drained.eq(dropped == token.payload.units),
+            drained.eq(equal & checked),
         ]
-        with m.If(token.payload.error):
+        m.d.sync += [equal.eq(dropped == token.payload.units), checked.eq(token.valid & ~token.ready & ~drop)]
+        with m.If(extra):
+            m.d.comb += emit.eq(free)
+        with m.Elif(token.payload.error):
             m.d.comb += [
-                units.ready.eq(token.valid & ~drained),
+                units.ready.eq(checked & ~equal),
                 drop.eq(units.valid & units.ready),
                 emit.eq(token.valid & drained & free),
             ]
@@ -272,7 +309,10 @@ class WqeFetch(wiring.Component):
                 step.eq(units.valid & units.ready),
                 emit.eq(step & (~job.wide | second)),
             ]
-        m.d.comb += token.ready.eq(emit & (done + 1 == job.count))
+        m.d.comb += [
+            final.eq(emit & ~extra & (done + 1 == job.count)),
+            token.ready.eq((final & ~token.payload.bounce) | (emit & extra)),
+        ]
 
         with m.If(out.ready):
             m.d.sync += out.valid.eq(0)
@@ -289,10 +329,12 @@ class WqeFetch(wiring.Component):
                 out.valid.eq(1),
                 out.payload.qpn.eq(job.qpn),
                 out.payload.index.eq(job.index + done),
-                out.payload.epoch.eq(job.epoch),
+                out.payload.epoch.eq(Mux(extra, token.payload.bounced_epoch, job.epoch)),
                 out.payload.marker.eq(job.marker),
+                out.payload.bounced.eq(extra),
                 out.payload.error.eq(token.payload.error),
-                done.eq(Mux(token.ready, 0, done + 1)),
+                done.eq(Mux(token.ready | final, 0, done + 1)),
+                extra.eq(final & token.payload.bounce),
             ]
             with m.If(token.ready):
                 m.d.sync += dropped.eq(0)

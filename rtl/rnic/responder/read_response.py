@@ -54,7 +54,7 @@ class ReadResponse(wiring.Component):
     Timing: see `Gather`; ``depth`` packets wait in front of it.
 
     Members: ``i`` ResponsePacket, ``clear`` (qpn) in; ``header``, ``payload``, ``failure`` ResponseFailure out: streams;
-    ``xlate``, ``read`` clients; ``level``, packets waiting.
+    ``xlate``, ``read`` clients; ``level``, packets waiting; ``share_qpn``/``share``, packets a QP may add (`WindowShare`).
     """
 
     def __init__(self, p: Params, depth: int):
@@ -73,6 +73,8 @@ class ReadResponse(wiring.Component):
             "mark": In(1),
             "marked": Out(1),
             "level": Out(range(depth + 1)),
+            "share_qpn": In(p.qpn_bits),
+            "share": Out(range(self.gather.window.slots // 2 + 1)),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
         })
@@ -114,6 +116,10 @@ class ReadResponse(wiring.Component):
             job.p.pd.eq(packet.pd),
             job.p.wqe_index.eq(packet.quiet),
             self.level.eq(waiting.level),
+            gather.share_qpn.eq(self.share_qpn),
+            gather.share_ahead.eq(Mux(waiting.level > gather.window.slots, gather.window.slots, waiting.level)),
+            self.share.eq(gather.share),
+            gather.wake.ready.eq(1),
         ]
         with m.If(self.mark):
             m.d.sync += wanted.eq(1)

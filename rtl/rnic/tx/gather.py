@@ -13,6 +13,7 @@ from ..records import (
     GatherSegment,
     Probe,
     ProbeEvent,
+    QpEvent,
     SendFailure,
     TxHeader,
     TxJob,
@@ -24,11 +25,10 @@ from ..stream.beat import Beat
 from ..stream.buffer import SkidBuffer
 from ..stream.check import watch
 from ..stream.fifo import StreamFifo
-from .window import TranslatedJob, TranslateWindow
+from .window import TranslateWindow
+from .window_records import TranslatedJob, inline_beats
 
 __all__ = ["Gather"]
-
-_INLINE_BYTES = 96  # inline data of the largest send WQE (abi.inline_bytes)
 
 
 class Gather(wiring.Component):
@@ -37,7 +37,9 @@ class Gather(wiring.Component):
     All segments of a packet are translated before its first byte is read (`TranslateWindow`); reads are issued in the order
     in which packets leave; up to ``2 * desc_depth`` packets may wait for their payload, and as many bytes as the DMA engine
     allows this client. A header appears on ``header`` when its first payload beat is there. Packets without payload pass in
-    order without a read. Inline payload comes on ``inline``, packets in the order of their jobs (R-WQ-5).
+    order without a read. Inline payload comes on ``inline``, packets in the order of their jobs (R-WQ-5). A packet that waits
+    for its translation holds up those behind it in its QP only; ``share_qpn``, ``share_ahead``, ``share``, ``slow``, ``note``,
+    ``noted`` and ``wake`` say how much of the window a QP fills, and when it may go on (`WindowShare`).
 
     Errors (R-ERR-7): a packet that cannot be translated, or whose read fails, makes one `SendFailure` (LOC_PROT_ERR with the
     reason, or LOC_QP_OP_ERR / HOST_BUS; in the latter case the packet leaves with ``err`` on its last beat) and poisons its
@@ -73,6 +75,15 @@ class Gather(wiring.Component):
             "gone": Out(1),
             "at_hand": Out(TxHeader(p)),
             "marker_out": Out(1),
+            "share_qpn": In(p.qpn_bits),
+            "share_ahead": In(range(self.window.slots + 1)),
+            "share": Out(range(self.window.slots // 2 + 1)),
+            "share_none": Out(1),
+            "share_one": Out(1),
+            "slow": Out(1),
+            "note": In(1),
+            "noted": Out(1),
+            "wake": Out(stream.Signature(QpEvent(p))),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
             "read": Out(DmaReadSignature(p)),
             "probe_translated": Out(Probe()),
@@ -86,15 +97,27 @@ class Gather(wiring.Component):
         m.submodules.window = window = self.window
         m.submodules.flight = flight = StreamFifo(TranslatedJob(p), self.packets)
         m.submodules.packer = packer = Packer(p.data_width)
-        inline_depth = p.desc_depth * -(-_INLINE_BYTES // p.lanes)
-        m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), inline_depth)
+        # Of packets that leave next: the window keeps those of the others.
+        m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), 2 * inline_beats(p))
 
         wiring.connect(m, wiring.flipped(self.job), window.job)
         wiring.connect(m, wiring.flipped(self.segment), window.segment)
         wiring.connect(m, window.xlate, wiring.flipped(self.xlate))
         wiring.connect(m, window.o, flight.i)
-        wiring.connect(m, wiring.flipped(self.inline), inline.i)
-        m.d.comb += self.probe_translated.eq(window.probe)
+        wiring.connect(m, wiring.flipped(self.inline), window.inline)
+        wiring.connect(m, window.inline_o, inline.i)
+        wiring.connect(m, window.wake, wiring.flipped(self.wake))
+        m.d.comb += [
+            self.probe_translated.eq(window.probe),
+            window.share_qpn.eq(self.share_qpn),
+            window.share_ahead.eq(self.share_ahead),
+            self.share.eq(window.share),
+            self.slow.eq(window.slow),
+            self.share_none.eq(window.share_none),
+            self.share_one.eq(window.share_one),
+            window.note.eq(self.note),
+            self.noted.eq(window.noted),
+        ]
 
         self._read(m, window, packer)
         self._emit(m, flight, packer.o, inline.o)

@@ -6,49 +6,30 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..config import Params
-from ..records import GatherSegment, Probe, ProbeEvent, TxJob, XlateSignature, XlateStatus
+from ..records import GatherSegment, Probe, QpEvent, TxJob, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
+from ..stream.beat import Beat
 from ..stream.buffer import SkidBuffer, StreamRegister
-from ..stream.fifo import StreamFifo
+from .share import WindowShare
+from .window_answers import WindowAnswers
+from .window_records import PacketPieces, TranslatedJob, inline_beats, window_shape
 
-__all__ = ["PacketPieces", "TranslateWindow", "TranslatedJob", "window_shape"]
-
-
-def window_shape(p: Params) -> tuple[int, int]:
-    """Packets in translation at once (a power of two, at most 8), and bits of a segment number within a packet."""
-    return 1 << min(3, p.desc_depth.bit_length() - 1), max(1, (p.max_sge - 1).bit_length())
+__all__ = ["TranslateWindow"]
 
 
-class TranslatedJob(data.StructLayout):
-    """A packet in the order in which its payload is read. ``status`` other than OK: nothing of it is read."""
-
-    def __init__(self, p: Params):
-        super().__init__({"job": TxJob(p), "status": XlateStatus})
-
-
-class PacketPieces(data.StructLayout):
-    """Where a segment lies: ``span_0`` bytes at ``address_0`` and, with ``two``, ``span_1`` bytes at ``address_1``.
-    ``last`` closes the packet."""
-
-    def __init__(self, p: Params):
-        super().__init__({
-            "address_0": 64, "span_0": 13, "two": 1, "address_1": 64, "span_1": 13, "last": 1,
-            "qpn": p.qpn_bits, "psn": 24,
-        })  # fmt: skip
-
-
-class TranslateWindow(wiring.Component):
+class TranslateWindow(WindowAnswers):
     """Takes jobs and their segments, translates all segments, hands on jobs whose segments are all translated.
 
     A packet leaves when all its segments are answered and no older packet of its QP is left; packets of different QPs
-    overtake each other, packets with inline payload keep their order among all QPs; a marker leaves behind all before it. A
-    segment is asked for as a whole (PD of the job, ``rights``: abi.Access bits, 0 for a local read) and, when the answer
-    covers less, once more for the rest: a span ends at a 4 KiB page or with
-    the segment, which has at most 4096 bytes, so there are no third pieces (Assert). Segments of length 0 are skipped
-    (R-WQ-4). The first error of a packet is its status.
+    overtake each other, also those with inline payload, which waits here with its packet; a marker leaves behind all before
+    it. How many packets a QP may have here is `WindowShare`'s to say and the sender's to keep. A segment is asked for as a whole
+    (PD of the job, ``rights``: abi.Access bits, 0 for a local read) and, when the answer covers less, once more for the rest: a
+    span ends at a 4 KiB page or with the segment, which has at most 4096 bytes, so there are no third pieces (Assert). Segments
+    of length 0 are skipped (R-WQ-4). The first error of a packet is its status.
 
-    Ports: ``job``, ``segment`` (as the segmenter sends them), ``xlate`` client; ``o`` jobs, ``pieces`` the segments of those
-    jobs that have some and status OK, same order.
+    Ports: ``job``, ``segment``, ``inline`` (as the segmenter sends them), ``xlate`` client; ``o`` jobs, ``pieces`` the segments
+    of those jobs that have some and status OK, ``inline_o`` the inline payload, same order; ``share_qpn``, ``share_ahead``,
+    ``share``, ``slow``, ``note``, ``noted``, ``wake`` of `WindowShare`.
 
     Timing: one segment per cycle, one packet every 2 cycles, of one QP every 3; 8 cycles from job to ``o``
     besides the translation itself (9 without a segment to translate).
@@ -64,12 +45,26 @@ class TranslateWindow(wiring.Component):
         # Tag: piece (0 first, 1 rest), segment, slot.
         self.tag_bits = 1 + self.segment_bits + self.slot_bits
         self.entries = self.slots << self.segment_bits
+        self.beat_bits = max(1, (inline_beats(p) - 1).bit_length())
+        self.count_bits = max(self.segment_bits, self.beat_bits) + 1
+        beats = stream.Signature(Beat(p.data_width))
         super().__init__({
             "job": In(stream.Signature(TxJob(p))),
             "segment": In(stream.Signature(GatherSegment(p))),
+            "inline": In(beats),
             "o": Out(stream.Signature(TranslatedJob(p))),
             "pieces": Out(stream.Signature(PacketPieces(p))),
+            "inline_o": Out(beats),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
+            "share_qpn": In(p.qpn_bits),
+            "share_ahead": In(range(self.slots + 1)),
+            "share": Out(range(self.slots // 2 + 1)),
+            "share_none": Out(1),
+            "share_one": Out(1),
+            "slow": Out(1),
+            "note": In(1),
+            "noted": Out(1),
+            "wake": Out(stream.Signature(QpEvent(p))),
             "probe": Out(Probe()),
         })
 
@@ -85,22 +80,29 @@ class TranslateWindow(wiring.Component):
         m.submodules.piece_0 = self._piece_0 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
         m.submodules.piece_1 = self._piece_1 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
         m.submodules.jobs = self._jobs = memory.Memory(shape=TxJob(p), depth=slots, init=[])
+        m.submodules.inline_beats = self._beats = memory.Memory(shape=Beat(p.data_width), depth=slots << self.beat_bits, init=[])
+        m.submodules.window_share = self._share = WindowShare(p, slots)
 
         # Per slot: `busy` from the first look at the job to the last read of its pieces, `waiting` while it may be picked.
         self._busy = Signal(slots)
         self._waiting = Signal(slots)
-        self._inline = Signal(slots)
         self._bad = Signal(slots)
         self._status = Signal(data.ArrayLayout(XlateStatus, slots))
-        self._count = Signal(data.ArrayLayout(self.segment_bits + 1, slots))  # segments with bytes
+        self._count = Signal(data.ArrayLayout(self.count_bits, slots))  # segments with bytes, or beats of inline payload
         self._pending = Signal(data.ArrayLayout(self.segment_bits + 1, slots))  # not yet translated
         self._qpn = Signal(data.ArrayLayout(p.qpn_bits, slots))
-        self._blocked = Signal(data.ArrayLayout(slots, slots))  # older packets that must leave before
+        # In a QP each packet waits for the one before it: `_blocked`, by slot `_before`. `_newest`: the next waits for this one.
+        self._blocked = Signal(slots)
+        self._before = Signal(data.ArrayLayout(self.slot_bits, slots))
+        self._newest = Signal(slots)
+        self._marker = Signal(slots)  # slot of the marker
+        self._before_marker = Signal(slots)  # packets that must leave before it
         self._opened = Signal(slots)  # set busy
         self._closed = Signal(slots)  # set waiting
         self._asked = Signal(slots)  # one more segment is being translated
         self._answered = Signal(slots)  # one less
         self._picked = Signal(slots)
+        self._picked_slot = Signal(range(slots))
         self._freed = Signal(slots)
         m.d.sync += [
             self._busy.eq((self._busy | self._opened) & ~self._freed),
@@ -109,29 +111,34 @@ class TranslateWindow(wiring.Component):
         for slot in range(slots):
             with m.If(self._asked[slot] != self._answered[slot]):
                 m.d.sync += self._pending[slot].eq(self._pending[slot] + Mux(self._answered[slot], -1, 1))
-            with m.If(~self._closed[slot]):
-                m.d.sync += self._blocked[slot].eq(self._blocked[slot] & ~self._picked)
+            with m.If(~self._closed[slot] & self._picked.any() & (self._before[slot] == self._picked_slot)):
+                m.d.sync += self._blocked[slot].eq(0)
 
         request = self._requests(m)
         self._intake(m, request)
         self._answers(m)
         self._leave(m)
-        return m
-
-    # ------------------------------------------------------------------------------------------------------- requests
-    def _requests(self, m):
-        """New requests, and those for the rest of a segment, which go first; returns the port for new ones."""
-        m.submodules.request_out = out = SkidBuffer(self.xlate.request.payload.shape())
-        wiring.connect(m, out.o, wiring.flipped(self.xlate.request))
-        new = stream.Signature(out.i.payload.shape()).create(path=("request_new",))
-        self._rest = stream.Signature(out.i.payload.shape()).create(path=("request_rest",))
+        share = self._share
         m.d.comb += [
-            out.i.valid.eq(new.valid | self._rest.valid),
-            out.i.payload.eq(Mux(self._rest.valid, self._rest.payload.as_value(), new.payload.as_value())),
-            self._rest.ready.eq(out.i.ready),
-            new.ready.eq(out.i.ready & ~self._rest.valid),
+            share.qpn.eq(self.share_qpn),
+            share.ahead.eq(self.share_ahead),
+            self.share.eq(share.share),
+            self.slow.eq(share.slow),
+            self.share_none.eq(share.none),
+            self.share_one.eq(share.one),
+            share.note.eq(self.note),
+            self.noted.eq(share.noted),
+            share.waiting.eq(self._waiting),
+            share.heads.eq(~self._blocked),
+            share.pending.eq(Cat(count.any() for count in self._pending)),
+            share.qpns.eq(self._qpn),
+            share.closed.eq(self._closed),
+            share.freed.eq(self._freed.any()),
+            share.picked.eq(self._picked),
+            share.picked_slot.eq(self._picked_slot),
         ]
-        return new
+        wiring.connect(m, share.wake, wiring.flipped(self.wake))
+        return m
 
     def _intake(self, m, request):
         job = self.job.payload
@@ -152,6 +159,11 @@ class TranslateWindow(wiring.Component):
         known = Signal()  # a job has been looked at and has a slot: it is one of these two
         open_packet = Signal()  # its segments are taken
         bare_packet = Signal()  # has none
+        inline_packet = Signal()  # has beats instead
+        beat = Signal(range(inline_beats(self.p)))
+        under_way = Signal()  # one of these
+        ends = Signal()  # with its last segment or beat
+        marker_inside = Signal()  # one marker at a time
         take = Signal()  # a segment is taken
         ask = Signal()
         close = Signal()
@@ -161,15 +173,28 @@ class TranslateWindow(wiring.Component):
             segment_ready.eq(open_packet & (request.ready | ~has_bytes)),
             take.eq(segment_valid & segment_ready),
             ask.eq(request.valid & request.ready),
-            close.eq(bare_packet | (take & segment.last)),
-            known.eq(self.job.valid & ~close & (slot_valid | ~self._busy.all())),
+            self.inline.ready.eq(inline_packet),
+            ends.eq((take & segment.last) | (inline_packet & self.inline.valid & self.inline.payload.last)),
+            close.eq(bare_packet | ends),
+            under_way.eq(open_packet | bare_packet | inline_packet),
+            known.eq(self.job.valid & ~under_way & (slot_valid | ~self._busy.all()) & ~(job.marker & marker_inside)),
             self.job.ready.eq(close),
             here.eq(1 << slot),
         ]
         m.d.sync += [
-            open_packet.eq(known & (job.header.length != 0) & ~job.inline),
-            bare_packet.eq(known & ((job.header.length == 0) | job.inline)),
+            open_packet.eq((open_packet & ~ends) | (known & (job.header.length != 0) & ~job.inline)),
+            bare_packet.eq(known & (job.header.length == 0)),
+            inline_packet.eq((inline_packet & ~ends) | (known & (job.header.length != 0) & job.inline)),
+            marker_inside.eq((marker_inside & ~(self._marker & self._picked).any()) | (close & job.marker)),
         ]
+        beat_write = self._beats.write_port()
+        m.d.comb += [
+            beat_write.addr.eq(Cat(beat, Const(0, self.beat_bits - len(beat)), slot)),
+            beat_write.data.eq(self.inline.payload),
+            beat_write.en.eq(inline_packet & self.inline.valid),
+        ]
+        with m.If(beat_write.en):
+            m.d.sync += beat.eq(Mux(self.inline.payload.last, 0, beat + 1))
 
         # A slot is taken before its packet is there.
         free = Signal(range(self.slots))
@@ -208,27 +233,42 @@ class TranslateWindow(wiring.Component):
         m.d.comb += [job_write.addr.eq(slot), job_write.en.eq(close), job_write.data.eq(job)]
         # The packet joins the waiting ones a cycle later, when that comes from registers: before the next one does.
         closed = Signal(data.StructLayout({
-            "qpn": self.p.qpn_bits, "inline": 1, "behind": self.slots, "count": self.segment_bits + 1,
+            "qpn": self.p.qpn_bits, "marker": 1, "same": self.slots, "count": self.count_bits,
         }))  # fmt: skip
         m.d.sync += [
             self._closed.eq(Mux(close, here, 0)),
             closed.qpn.eq(job.header.qpn),
-            closed.inline.eq(job.inline),
-            closed.behind.eq(Cat(  # those it has to leave behind, if they wait
-                (self._qpn[other] == job.header.qpn) | (self._inline[other] & job.inline) | job.marker
-                for other in range(self.slots))),
-            closed.count.eq(number + ask),
+            closed.marker.eq(job.marker),
+            # The newest packet of its QP, if that waits.
+            closed.same.eq(Cat(self._newest[other] & (self._qpn[other] == job.header.qpn) for other in range(self.slots))),
+            closed.count.eq(Mux(inline_packet, beat + 1, number + ask)),
         ]
-        older = Signal(self.slots)
-        m.d.comb += older.eq(self._waiting & ~self._picked & closed.behind)
+        before = Signal(self.slots)
+        before_slot = Signal(self.slot_bits)
+        here_before = Signal(self.slots)  # all that wait
+        m.d.comb += [
+            here_before.eq(self._waiting & ~self._picked),
+            before.eq(here_before & closed.same),
+            before_slot.eq(Cat(Cat(before[i] for i in range(self.slots) if i >> bit & 1).any() for bit in range(self.slot_bits))),
+            self._share.close.eq(close),
+            self._share.closed_qpn.eq(closed.qpn),
+            self._share.intake.eq(self.job.valid),
+            self._share.intake_qpn.eq(job.header.qpn),
+        ]
         for other in range(self.slots):
             with m.If(self._closed[other]):
                 m.d.sync += [
                     self._count[other].eq(closed.count),
                     self._qpn[other].eq(closed.qpn),
-                    self._inline[other].eq(closed.inline),
-                    self._blocked[other].eq(older),
+                    self._blocked[other].eq(before.any()),
+                    self._before[other].eq(before_slot),
+                    self._newest[other].eq(1),
+                    self._marker[other].eq(closed.marker),
                 ]
+            with m.Elif(self._closed.any() & closed.same[other]):
+                m.d.sync += self._newest[other].eq(0)
+        m.d.sync += self._before_marker.eq(Mux(self._closed.any() & closed.marker, here_before,
+                                               self._before_marker & ~self._picked))
 
         gathered = Signal(14)  # bytes of the packet's segments so far
         with m.If(take):
@@ -240,117 +280,20 @@ class TranslateWindow(wiring.Component):
                 Assert(~ask | (number < 1 << self.segment_bits), "TranslateWindow: too many segments"),
             ]  # fmt: skip
 
-    # -------------------------------------------------------------------------------------------------------- answers
-    def _answers(self, m):
-        """Answers pass in two steps beside the segment they are for. They are never held up: the rest of a segment, if any,
-        waits in a FIFO that has room for all segments, and is asked for when no answer uses the segment memory."""
-        response = self.xlate.response
-        m.submodules.rests = rests = StreamFifo(
-            data.StructLayout({"index": self.entries.bit_length() - 1, "span": 13}), self.entries)
-        read = self._segments.read_port()
-        lookup = Signal()  # the rest of a segment is looked up in this cycle
-        rest_busy = Signal()
-        m.d.comb += [
-            response.ready.eq(1),
-            lookup.eq(rests.o.valid & ~response.valid & ~rest_busy),
-            read.addr.eq(Mux(response.valid, response.payload.tag[1:], rests.o.payload.index)),
-        ]
-
-        latched = Signal(response.payload.shape())
-        answer = Signal(response.payload.shape())
-        segment = Signal(self._segments.shape)
-        differs = Signal()  # the answer does not cover the segment
-        valid = Signal(2)
-        m.d.sync += [
-            valid.eq(Cat(response.valid, valid)),
-            latched.eq(response.payload),
-            answer.eq(latched),
-            segment.eq(read.data),
-            differs.eq(latched.span != read.data.length),
-        ]
-
-        slot = answer.tag[1 + self.segment_bits :]
-        second = answer.tag[0]
-        bad = Signal()
-        more = Signal()
-        done = Signal()
-        m.d.comb += [
-            bad.eq(answer.status != XlateStatus.OK),
-            more.eq(~bad & ~second & differs),
-            done.eq(valid[1] & ~more),
-            rests.i.valid.eq(valid[1] & more),
-            rests.i.payload.index.eq(answer.tag[1:]),
-            rests.i.payload.span.eq(answer.span),
-            self._answered.eq(Mux(done, 1 << slot, 0)),
-        ]
-        for other in range(self.slots):
-            with m.If(self._opened[other]):
-                m.d.sync += self._bad[other].eq(0)
-            with m.Elif(valid[1] & bad & (slot == other) & ~self._bad[other]):
-                m.d.sync += [self._bad[other].eq(1), self._status[other].eq(answer.status)]
-        for piece, store in enumerate((self._piece_0, self._piece_1)):
-            write = store.write_port()
-            m.d.comb += [
-                write.addr.eq(answer.tag[1:]),
-                write.en.eq(valid[1] & (second == piece)),
-                write.data.address.eq(answer.address),
-                write.data.span.eq(answer.span),
-                write.data.two.eq(more),
-            ]
-        m.d.sync += [
-            Assert(~rests.i.valid | rests.i.ready, "TranslateWindow: more rests than segments"),
-            Assert(~valid[1] | bad | ((answer.span != 0) & (answer.span <= segment.length)),
-                   Format("TranslateWindow: answer of {} bytes for {}", answer.span, segment.length)),
-        ]  # fmt: skip
-        if self.p.probe:
-            m.d.comb += [
-                self.probe.valid.eq(done & ~bad),
-                self.probe.event.eq(ProbeEvent.LOCAL_TRANSLATED),
-                self.probe.qpn.eq(segment.qpn),
-                self.probe.psn.eq(segment.psn),
-                self.probe.length.eq(segment.length),
-            ]
-
-        # The rest of a segment: look up, read, add low half, add high half, ask.
-        rest = Signal(rests.o.payload.shape())
-        step = Signal(4)
-        low = Signal(33)
-        ready = Signal()
-        request = self._rest
-        m.d.comb += [
-            rests.o.ready.eq(lookup),
-            request.valid.eq(ready),
-            request.payload.tag.eq(Cat(Const(1, 1), rest.index)),
-            request.payload.rights.eq(self.rights),
-        ]
-        m.d.sync += step.eq(Cat(lookup, step))
-        with m.If(lookup):
-            m.d.sync += [rest.eq(rests.o.payload), rest_busy.eq(1)]
-        with m.If(step[1]):
-            m.d.sync += [
-                low.eq(segment.va[:32] + rest.span),
-                request.payload.va[32:].eq(segment.va[32:]),
-                request.payload.key.eq(segment.key),
-                request.payload.pd.eq(segment.pd),
-                request.payload.length.eq(segment.length - rest.span),
-            ]
-        with m.If(step[2]):
-            m.d.sync += [
-                request.payload.va.eq(Cat(low[:32], request.payload.va[32:] + low[32])),
-                ready.eq(1),
-            ]
-        with m.If(request.valid & request.ready):
-            m.d.sync += [ready.eq(0), rest_busy.eq(0)]
-
     # ---------------------------------------------------------------------------------------------------------- leave
     def _leave(self, m):
         m.submodules.pick = pick = RoundRobin(self.slots)
         m.submodules.piece_out = pieces = SkidBuffer(PacketPieces(self.p))
+        m.submodules.inline_out = beats = SkidBuffer(Beat(self.p.data_width))
         wiring.connect(m, pieces.o, wiring.flipped(self.pieces))
+        wiring.connect(m, beats.o, wiring.flipped(self.inline_o))
         complete = Signal(self.slots)
+        marker_held = Signal()
+        m.d.comb += marker_held.eq(self._before_marker.any())
         for slot in range(self.slots):
             m.d.sync += complete[slot].eq(
-                self._waiting[slot] & ~self._picked[slot] & ~self._pending[slot].any() & ~self._blocked[slot].any())
+                self._waiting[slot] & ~self._picked[slot] & ~self._pending[slot].any() & ~self._blocked[slot]
+                & ~(self._marker[slot] & marker_held))
         m.d.comb += pick.requests.eq(complete)
 
         # Pick a packet; its job is read in the same cycle and is on `o` two cycles later.
@@ -358,19 +301,20 @@ class TranslateWindow(wiring.Component):
         job_read = self._jobs.read_port()
         job_latched = Signal()
         slot = Signal(range(self.slots))
-        left = Signal(self.segment_bits + 1)  # segments whose pieces are still to read
-        number = Signal(self.segment_bits)
+        left = Signal(self.count_bits)  # segments whose pieces, or beats that are still to read
+        number = Signal(self.count_bits - 1)
         reading = Signal()
         bad = Signal()
         status = Signal(XlateStatus)
         m.d.comb += [
-            picking.eq(pick.requests.any() & ~reading & ~job_latched & (~self.o.valid | self.o.ready)),
+            picking.eq(pick.requests.any() & ~reading & ~job_latched & (~self.o.valid | self.o.ready) & ~self.wake.valid),
             pick.advance.eq(picking),
             job_read.addr.eq(pick.grant),
             job_read.en.eq(picking),
         ]
         # Counts a cycle later: in between there is no pick.
         m.d.sync += self._picked.eq(Mux(picking, pick.chosen, 0))
+        m.d.comb += self._picked_slot.eq(slot)
         m.d.sync += job_latched.eq(picking)
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
@@ -387,16 +331,20 @@ class TranslateWindow(wiring.Component):
                 status.eq(self._status[pick.grant]),
             ]  # fmt: skip
 
-        # Read its pieces, one segment per cycle; then the slot is free.
+        # Read its pieces, one segment per cycle, or its beats; then the slot is free.
         read = Signal()
         none = Signal()
         final = Signal()
         latched = Signal()  # a segment's pieces are at the memories' outputs
+        latched_beat = Signal()
         last = Signal()
-        index = Cat(number, slot)
+        inline = Signal()
+        index = Cat(number[: self.segment_bits], slot)
         m.d.comb += [
             none.eq(bad | (left == 0)),
-            read.eq(reading & ~none & (pieces.level + latched < 2)),  # room in the skid buffer
+            inline.eq(job_read.data.inline & ~job_read.data.marker),
+            # room in both skid buffers: which it is for is known a cycle later
+            read.eq(reading & ~none & (pieces.level + latched < 2) & (beats.level + latched_beat < 2)),
             final.eq(reading & (none | (read & (left == 1)))),
             self._freed.eq(Mux(final, 1 << slot, 0)),
         ]
@@ -404,7 +352,13 @@ class TranslateWindow(wiring.Component):
             m.d.sync += [number.eq(number + 1), left.eq(left - 1)]
         with m.If(final):
             m.d.sync += reading.eq(0)
-        m.d.sync += [latched.eq(read), last.eq(left == 1)]
+        m.d.sync += [latched.eq(read & ~inline), latched_beat.eq(read & inline), last.eq(left == 1)]
+        beat_port = self._beats.read_port()
+        m.d.comb += [
+            beat_port.addr.eq(Cat(number[: self.beat_bits], slot)),
+            beats.i.valid.eq(latched_beat),
+            beats.i.payload.eq(beat_port.data),
+        ]
         port_0, port_1 = self._piece_0.read_port(), self._piece_1.read_port()
         header = job_read.data.header  # stays until the next pick, one cycle after the last read at the earliest
         piece = pieces.i.payload
@@ -421,7 +375,10 @@ class TranslateWindow(wiring.Component):
             piece.qpn.eq(header.qpn),
             piece.psn.eq(header.psn),
         ]
-        m.d.sync += Assert(~latched | pieces.i.ready, "TranslateWindow: no room for a piece")
+        m.d.sync += [
+            Assert(~latched | pieces.i.ready, "TranslateWindow: no room for a piece"),
+            Assert(~latched_beat | beats.i.ready, "TranslateWindow: no room for a beat"),
+        ]
         self._check_lengths(m, pieces.i, header)
 
     @staticmethod
