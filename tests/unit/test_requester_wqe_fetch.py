@@ -313,6 +313,30 @@ def test_many_cold_jobs_do_not_stop_other_qps(name, stall):
     assert others[-1] < 60 * (26 if name == "tiny" else 14) * (1.5 if stall else 1), others[-1]
 
 
+def test_a_slow_consumer_is_not_a_slow_translation():
+    """Jobs that wait for those before them to be taken are not thrown away."""
+    p = Params(CONFIGS["gigabit"].replace(num_qps=8))
+    dut = WqeFetch(p)
+    host = Host(p, dut, seeded(4), latency=(8, 8))
+    jobs = [{"qpn": 1, "index": i, "count": 1, "epoch": 0, "log_sq": 5, "log_stride": 6} for i in range(32)]
+    taken = []
+
+    async def feed(ctx):
+        for job in jobs:
+            await offer(ctx, dut.job, job)
+
+    async def drain(ctx):
+        while len(taken) < len(jobs):
+            await ctx.tick().repeat(48)
+            ctx.set(dut.wqe.ready, 1)
+            wqe, = await ctx.tick().sample(dut.wqe.payload).until(dut.wqe.valid)
+            ctx.set(dut.wqe.ready, 0)
+            taken.append((int(wqe.index), int(wqe.bounced)))
+
+    simulate(dut, feed, drain, background=[host.translate, host.memory], limit=4000)
+    assert taken == [(i, 0) for i in range(len(jobs))]
+
+
 def test_alone():
     """``alone`` until a job of another QP comes, and again when that has left."""
     p = Params(CONFIGS["gigabit"].replace(num_qps=8))

@@ -13,7 +13,7 @@ class FetchShare(wiring.Component):
     """Which jobs `WqeFetch` takes while slots are in use, and whether all it holds is of one QP."""
 
     def _elaborate_share(self, m, used, translated, same_qp, newest, bounce, bounced_epoch, done_mask, take, drop, target, intake,
-                         issue, free):  # fmt: skip
+                         issue, issued, free):  # fmt: skip
         """What happens to the job that waits, when slots are in use: decided in three steps, from registers."""
         n = self.slots
         job = self.job
@@ -51,6 +51,8 @@ class FetchShare(wiring.Component):
         for i in range(n):
             with m.If(intake & (free == i)):
                 m.d.sync += [middle[i].eq(0), old[i].eq(0), bounce[i].eq(0)]
+            with m.Elif(issued[i]):  # what is slow is a translation, not the consumer
+                m.d.sync += [middle[i].eq(0), old[i].eq(0)]
             with m.Elif(tick.all()):
                 m.d.sync += [middle[i].eq(1), old[i].eq(middle[i])]
         m.d.sync += Assert(~dropped | (job.valid & target.any()), "WqeFetch: a job is thrown away and nobody will tell")

@@ -114,6 +114,7 @@ class WqeFetch(FetchShare):
         bounced_epoch = Signal(data.ArrayLayout(8, n))  # of the last of them
         newest = Signal(n)  # the last slot of its QP
         empty, take, drop, target = Signal(), Signal(), Signal(), Signal(n)
+        issued = Signal(n)  # slot whose read, or a part of it, goes out
         for i in reversed(range(n)):
             with m.If(~used[i]):
                 m.d.sync += free.eq(i)
@@ -158,7 +159,7 @@ class WqeFetch(FetchShare):
             ]
 
         self._elaborate_share(m, used, translated, same_qp, newest, bounce, bounced_epoch, done_mask, take, drop, target, intake,
-                              issue, free)  # fmt: skip
+                              issue, issued, free)  # fmt: skip
 
         # ---- addresses come back in any order
         m.d.comb += response.ready.eq(1)
@@ -176,6 +177,7 @@ class WqeFetch(FetchShare):
         command = self.read.command
         pick = Signal(range(n))
         picked = Signal()
+        m.d.comb += issued.eq(issue << pick)
         alone = Signal()  # the slot `pick` is half issued: nothing may come between its pieces
         pick_now = Signal()
         chosen = Signal(slot_shape)
@@ -225,7 +227,7 @@ class WqeFetch(FetchShare):
             done_mask.eq((issue & all_of_it) << pick),  # the slot is free a cycle after its last read was issued
             used.eq((used | (intake << free)) & ~done_mask),
             translated.eq((translated | (response.valid << response.payload.tag) | ((intake & job.marker) << free))
-                          & ~(issue << pick)),
+                          & ~issued),
             Assert((response.valid << response.payload.tag) & ~used == 0, Format("WqeFetch: answer to an empty slot")),
             self.probe.valid.eq(issue & ~chosen.error),
             self.probe.event.eq(ProbeEvent.WQE_FETCH),
