@@ -108,6 +108,8 @@ class Params:
         self.data_width = config.data_width
         self.lanes = config.data_width // 8  # bytes of a beat
         self.lane_bits = (self.lanes - 1).bit_length()
+        # Cycles of a read of the address table: a frame of at least 4 bus words leaves time to read it in two halves.
+        self.address_cycles = 3 if config.data_width <= 128 else 2
         self.num_qps = config.num_qps
         self.num_mrs = config.num_mrs
         self.num_cqs = config.num_cqs

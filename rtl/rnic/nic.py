@@ -4,7 +4,7 @@ from amaranth import *
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from .abi import ADDRESS_CTX, COUNTERS, CSR_ADDR_BITS, WATCHED, CtxTable
+from .abi import COUNTERS, CSR_ADDR_BITS, WATCHED
 from .completion.cqe import CqeWriter
 from .completion.eq import EqWriter
 from .config import Params
@@ -16,11 +16,11 @@ from .memory.axi import AxiChecker, AxiLiteSignature, AxiSignature, connect_host
 from .memory.dma_read import DmaRead, ReadClient
 from .memory.dma_write import DmaWrite
 from .memory.translate import Translate
+from .qp.address import AddressTable
 from .qp.broadcast import CtxBroadcast
 from .qp.command import CommandEngine
 from .qp.fence import Access, Fence, Watch
 from .qp.port import PortTable
-from .qp.table import ContextTable
 from .records import CqeRequest, EventRequest, Probe, QpError, QpEvent, RxDrop, SendFailure
 from .requester.complete import Completer
 from .requester.schedule import Scheduler
@@ -101,7 +101,7 @@ class Nic(wiring.Component):
             "csr": Csr(p),
             "command": CommandEngine(p),
             "port_table": PortTable(p),
-            "address_table": ContextTable(p, CtxTable.ADDRESS, ADDRESS_CTX, p.num_qps, read_ports=2),
+            "address_table": AddressTable(p),
             "counters": Counters(len(COUNTERS)),
             "watchdog": Watchdog([name for name, _doc in WATCHED]),
             # transmit street
@@ -238,7 +238,8 @@ class Nic(wiring.Component):
             m.d.comb += [
                 index.eq(block.addr_index),
                 block.addr.eq(record),
-                block.gid.eq(port.gids[block.gid_index]),
+                getattr(port, f"gid_index_{i}").eq(block.gid_index),
+                block.gid.eq(getattr(port, f"gid_{i}")),
                 block.pkey.eq(port.pkeys[block.pkey_index]),
             ]
 

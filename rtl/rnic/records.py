@@ -224,7 +224,7 @@ class Outstanding(data.StructLayout):
         super().__init__({
             "last_psn": 24,
             "first_psn": 24,
-            "opcode": 8,  # abi.WqeOpcode
+            "opcode": 4,  # abi.WqeOpcode, 15 when it has more bits
             "signaled": 1,
             "length": 32,
         })  # fmt: skip
@@ -238,7 +238,7 @@ class ReadEntry(data.StructLayout):
         super().__init__({
             "first_psn": 24,
             "last_psn": 24,
-            "opcode": 8,  # abi.WqeOpcode
+            "opcode": 4,  # abi.WqeOpcode
             "length": 32,
             "wqe_index": 16,
             "sges": data.ArrayLayout(SGE_LAYOUT, p.max_sge),

@@ -48,7 +48,8 @@ def test_commands_from_software():
     async def run(ctx):
         words = abi.CMD_SET_GID.words(index=1, entry=abi.GID_ENTRY.pack_int(**gid))
         assert await command(ctx, Command.SET_GID, words) == CmdStatus.OK
-        found = abi.GID_ENTRY.unpack(ctx.get(dut.port.gids[1].as_value()))
+        ctx.set(dut.port.gid_index_0, 1)
+        found = abi.GID_ENTRY.unpack(ctx.get(dut.port.gid_0.as_value()))
         assert found == abi.GID_ENTRY.unpack(0) | gid
         assert await command(ctx, Command.SET_GID, abi.CMD_SET_GID.words(index=9)) == CmdStatus.BAD_INDEX
         assert await command(ctx, Command.SET_PORT, abi.CMD_SET_PORT.words(mtu=2)) == CmdStatus.OK

@@ -182,6 +182,7 @@ def test_port_tables():
     simulate(bench.dut, run)
 
     async def replay(ctx):
+        ctx.set(table.gid_index_1, 1)
         assert ctx.get(table.mtu) == 5
         assert [ctx.get(table.pkeys[i]) for i in range(p.num_pkeys)] == [0xFFFF] + [0] * (p.num_pkeys - 1)
         for number, (which, index, word, mask, value) in enumerate(recorded):
@@ -189,13 +190,13 @@ def test_port_tables():
             ctx.set(table.ctx.valid, 1)
             assert ctx.get(table.ctx.ready)
             await ctx.tick()
-            valid = abi.GID_ENTRY.unpack(ctx.get(table.gids[1].as_value()))["valid"]
+            valid = abi.GID_ENTRY.unpack(ctx.get(table.gid_1.as_value()))["valid"]
             assert not valid or which != CtxTable.GID or all(w[0] != CtxTable.GID for w in recorded[number + 1 :])
         ctx.set(table.ctx.valid, 0)
         assert ctx.get(table.mtu) == 3
         assert [ctx.get(table.pkeys[i]) for i in range(2)] == [0xFFFF, 0x8123]
-        assert abi.GID_ENTRY.unpack(ctx.get(table.gids[1].as_value())) == entry
-        assert ctx.get(table.gids[0].as_value()) == 0
+        assert abi.GID_ENTRY.unpack(ctx.get(table.gid_1.as_value())) == entry
+        assert ctx.get(table.gid_0.as_value()) == 0
 
     simulate(table, replay)
 

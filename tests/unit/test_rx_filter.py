@@ -96,6 +96,20 @@ def test_filter_against_the_rules(seed):
     packets = [world.packet(rng, p) for _ in range(300)]
     dut = Filter(p)
     got: list[list] = [[] for _ in range(4)]  # request, response, free, drop
+    widths = {"va": 64, "rkey": 32, "dma_len": 32, "swap": 64, "compare": 64, "aeth_syndrome": 8, "aeth_msn": 24, "original": 64,
+              "imm": 32}  # fmt: skip
+    extended = {id(pkt): {name: rng.getrandbits(bits) for name, bits in widths.items()} for pkt in packets}
+
+    def request_of(opcode, get):
+        """What a request's descriptor says: fields of headers it does not have are garbage."""
+        info = OPCODES[opcode]
+        names = ["va", "rkey"] * (info.has_reth | info.has_atomiceth) + ["dma_length"] * info.has_reth
+        names += ["swap", "compare"] * info.has_atomiceth + ["imm"] * (info.has_imm | info.has_ieth)
+        return [get(name) for name in names]
+
+    def response_of(opcode, get):
+        info = OPCODES[opcode]
+        return [get(name) for name in ["syndrome", "msn"] * info.has_aeth + ["original"] * info.has_atomicack]
 
     async def headers(ctx):
         for pkt in packets:
@@ -103,7 +117,8 @@ def test_filter_against_the_rules(seed):
                 await ctx.tick()
             fields = {k: pkt[k] for k in ("dest_qpn", "src_ip", "dst_ip", "dst_mac", "pkey", "qkey", "vlan_valid", "vlan_vid",
                                           "payload_len", "psn", "ecn")}  # fmt: skip
-            ctx.set(dut.hdr.payload, {**fields, "opcode": pkt["opcode"].value, "flags": flags_of(OPCODES[pkt["opcode"]])})
+            ctx.set(dut.hdr.payload, {**fields, **extended[id(pkt)], "opcode": pkt["opcode"].value,
+                                      "flags": flags_of(OPCODES[pkt["opcode"]])})  # fmt: skip
             ctx.set(dut.hdr.valid, 1)
             await ctx.tick().until(dut.hdr.ready)
             ctx.set(dut.hdr.valid, 0)
@@ -121,25 +136,27 @@ def test_filter_against_the_rules(seed):
             ctx.set(dut.handle.valid, 0)
 
     async def contexts(ctx):
-        pipe = [0, 0]
+        pipe = [0] * p.address_cycles
         while True:
-            qp = world.qps[pipe[1]]
+            qp = world.qps[pipe[-1]]
             ctx.set(dut.addr, ADDRESS_CTX.layout.from_bits(ADDRESS_CTX.pack_int(**{**qp, "dip": swap(qp["dip"], 16)})))
             gid = world.gids[qp["sgid_index"]]
             packed = GID_ENTRY.pack_int(**{**gid, "ip": swap(gid["ip"], 16), "mac": swap(gid["mac"], 6)})
             ctx.set(dut.gid, GID_ENTRY.layout.from_bits(packed))
             ctx.set(dut.pkey, world.pkeys[qp["pkey_index"]])
             await ctx.delay(1e-10)
-            pipe = [ctx.get(dut.addr_index), pipe[0]]
+            pipe = [ctx.get(dut.addr_index), *pipe[:-1]]
             await ctx.tick()
 
-    def collector(which, port, *fields):
+    def collector(which, port, parts, *fields):
         async def collect(ctx):
             while True:
                 ctx.set(port.ready, rng.random() < 0.7)
                 _, _, valid, ready, payload = await ctx.tick().sample(port.valid, port.ready, port.payload)
                 if valid and ready:
-                    got[which].append(payload if not fields else tuple(int(payload[field]) for field in fields))
+                    got[which].append(payload if not fields else (
+                        *(int(payload[field]) for field in fields),
+                        *parts(Opcode(payload.opcode), lambda name: int(payload[name]))))  # noqa: B023 (used at once)
 
         return collect
 
@@ -162,14 +179,19 @@ def test_filter_against_the_rules(seed):
     sim.add_clock(8e-9)
     for process in (headers, handles, contexts, drops):
         sim.add_testbench(process, background=True)
-    sim.add_testbench(collector(0, dut.request, "psn", "length", "ce"), background=True)
-    sim.add_testbench(collector(1, dut.response, "psn", "length"), background=True)
-    sim.add_testbench(collector(2, dut.free), background=True)
+    sim.add_testbench(collector(0, dut.request, request_of, "psn", "length", "ce"), background=True)
+    sim.add_testbench(collector(1, dut.response, response_of, "psn", "length"), background=True)
+    sim.add_testbench(collector(2, dut.free, None), background=True)
     sim.add_testbench(limit)
     sim.run()
     judged = [(pkt, v) for pkt, (v, _) in zip(packets, verdicts, strict=True)]
-    assert got[0] == [(k["psn"], k["payload_len"], k["ecn"] == 3) for k, v in judged if v == "request"]
-    assert got[1] == [(k["psn"], k["payload_len"]) for k, v in judged if v == "response"]
+    names = {"dma_length": "dma_len", "syndrome": "aeth_syndrome", "msn": "aeth_msn"}
+
+    def expected(pkt, parts):
+        return parts(pkt["opcode"], lambda name: extended[id(pkt)][names.get(name, name)])
+
+    assert got[0] == [(k["psn"], k["payload_len"], k["ecn"] == 3, *expected(k, request_of)) for k, v in judged if v == "request"]
+    assert got[1] == [(k["psn"], k["payload_len"], *expected(k, response_of)) for k, v in judged if v == "response"]
     assert got[3] == [c for v, c in verdicts if v == "drop"]
     free = [i % p.rx_cells for i, (k, (v, _)) in enumerate(zip(packets, verdicts, strict=True))
             if v in ("drop", "ignore") and k["payload_len"] and not k["dropped"]]  # fmt: skip

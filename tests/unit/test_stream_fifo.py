@@ -1,18 +1,21 @@
-"""SkidBuffer, StreamRegister, StreamFifo: order, capacity, throughput, latency."""
+"""HalfRegister, SkidBuffer, StreamRegister, StreamFifo: order, capacity, throughput, latency."""
 
 import zlib
 
 import pytest
 
-from rnic.stream.buffer import SkidBuffer, StreamRegister
+from rnic.stream.buffer import HalfRegister, SkidBuffer, StreamRegister
 from rnic.stream.fifo import StreamFifo
 from tests.unit.streams import collect, recv, seeded, send, simulate
 
 BLOCKS = {
     "register": lambda width: StreamRegister(width),
     "skid": lambda width: SkidBuffer(width),
+    "half": lambda width: HalfRegister(width),
     **{f"fifo{depth}": (lambda width, depth=depth: StreamFifo(width, depth)) for depth in (1, 2, 3, 4, 5, 16, 33)},
+    **{f"direct{depth}": (lambda width, depth=depth: StreamFifo(width, depth, direct=True)) for depth in (4, 5, 32)},
 }
+HALF = ("fifo1", "half")  # an item every other cycle
 
 
 @pytest.mark.parametrize("width", [64, 512])
@@ -32,7 +35,7 @@ def test_order(name, stalls, width):
     simulate(dut, feed, drain)
 
 
-@pytest.mark.parametrize("name", [n for n in BLOCKS if n != "fifo1"])
+@pytest.mark.parametrize("name", [n for n in BLOCKS if n not in HALF])
 def test_throughput_and_latency(name):
     dut = BLOCKS[name](16)
 
@@ -47,7 +50,7 @@ def test_throughput_and_latency(name):
     simulate(dut, feed, drain)
 
 
-@pytest.mark.parametrize("name", [n for n in BLOCKS if n not in ("fifo1", "register")])
+@pytest.mark.parametrize("name", [n for n in BLOCKS if n not in (*HALF, "register")])
 def test_no_item_rate_lost_after_stall(name):
     """After a stall the block is full or the producer is: the output never pauses while it drains."""
     dut = BLOCKS[name](16)
@@ -63,9 +66,10 @@ def test_no_item_rate_lost_after_stall(name):
     simulate(dut, feed, drain)
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 32])
-def test_capacity(depth):
-    dut = StreamFifo(8, depth)
+def test_capacity(depth, direct):
+    dut = StreamFifo(8, depth, direct=direct)
 
     async def bench(ctx):
         await send(ctx, dut.i, range(depth))

@@ -7,7 +7,7 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import XlateRequest, XlateResponse, XlateSignature
 from ..stream.arbiter import PriorityArbiter
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 
 __all__ = ["XlateJoin"]
 
@@ -17,7 +17,8 @@ class XlateJoin(wiring.Component):
 
     A client must take its answers at once or have room for all it asks for: a waiting answer stops those of its neighbours.
 
-    Timing: one cycle each way; all outputs from registers but the clients' ``request.ready``. Order is kept per client.
+    Timing: one cycle each way, one item every 2 cycles; all outputs from registers but the clients' ``request.ready``. Order is
+    kept per client.
 
     Members: ``client_0``, ``client_1``...: service side; ``xlate``, the client, of tag width ``tag_bits``.
     """
@@ -38,8 +39,8 @@ class XlateJoin(wiring.Component):
     def elaborate(self, platform):
         p, most = self.p, max(self.bits)
         m = Module()
-        m.submodules.requests = requests = PriorityArbiter(XlateRequest(p, self.tag_bits), len(self.bits), skid=True)
-        m.submodules.answers = answers = SkidBuffer(XlateResponse(p, self.tag_bits))
+        m.submodules.requests = requests = PriorityArbiter(XlateRequest(p, self.tag_bits), len(self.bits), half=True)
+        m.submodules.answers = answers = HalfRegister(XlateResponse(p, self.tag_bits))
         wiring.connect(m, requests.o, wiring.flipped(self.xlate.request))
         wiring.connect(m, wiring.flipped(self.xlate.response), answers.i)
         answer = answers.o

@@ -114,7 +114,8 @@ class Translate(wiring.Component):
         n = len(self.clients)
         valid, walker = self._valid, self._walker
         m.submodules.turn = turn = RoundRobin(n)
-        m.submodules.store = store = memory.Memory(shape=self._item, depth=self.places, init=[])
+        stored = data.StructLayout({name: self._item.members[name] for name in ("client", "request")})
+        m.submodules.store = store = memory.Memory(shape=stored, depth=self.places, init=[])
         m.submodules.waiting = waiting = StreamFifo(range(self.places), self.places)
         store_write, store_read = store.write_port(), store.read_port()
         asked = Signal(n, init=1)  # client whose request may come in
@@ -150,7 +151,8 @@ class Translate(wiring.Component):
             new.client.eq(Cat(Cat(asked[i] for i in range(n) if i >> bit & 1).any() for bit in range(self.client_bits))),
             new.handle.eq(place.o.payload),
             store_write.addr.eq(place.o.payload),
-            store_write.data.eq(new),
+            store_write.data.client.eq(new.client),
+            store_write.data.request.eq(new.request),
             store_write.en.eq(take_new),
         ]
         # The choice is made a cycle ahead and kept while nothing may come in.
@@ -170,7 +172,10 @@ class Translate(wiring.Component):
                 ]
         m.d.sync += valid[1].eq(take_new | take_again)
         with m.If(again_ready):
-            m.d.sync += [self._first.eq(store_read.data), self._first.again.eq(1)]
+            m.d.sync += [
+                self._first.client.eq(store_read.data.client), self._first.request.eq(store_read.data.request),
+                self._first.handle.eq(store_read.addr), self._first.again.eq(1),
+            ]  # fmt: skip
         with m.Else():
             m.d.sync += self._first.eq(new)
         for i in range(2, STAGES + 1):

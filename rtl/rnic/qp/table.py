@@ -13,6 +13,9 @@ from ..records import CtxBus
 __all__ = ["ContextTable"]
 
 
+_FEW = 16  # rows that fit in the smallest memory of logic cells
+
+
 class ContextTable(wiring.Component):
     """``depth`` records of an `abi.Struct`, in block memory, zero after power-up.
 
@@ -56,9 +59,14 @@ class ContextTable(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         width = 32 * self.words
-        m.submodules.mem = mem = memory.Memory(shape=unsigned(width), depth=self.depth, init=[])
+        # A few rows above a power of two would double a block memory: they get a memory of logic cells.
+        main = 1 << (self.depth.bit_length() - 1)
+        few = self.depth - main if self.depth - main <= _FEW else 0
+        m.submodules.mem = mem = memory.Memory(shape=unsigned(width), depth=self.depth - few, init=[])
         write = mem.write_port(granularity=8)
         bus = self.ctx.payload
+        address, enable = Signal(self.index_bits), Signal(4 * self.words)  # of the write
+        m.d.comb += write.addr.eq(address)
         mine = Signal()
         bus_write = Signal()
         engine = Signal()
@@ -71,25 +79,42 @@ class ContextTable(wiring.Component):
         m.d.comb += [
             self.ctx.ready.eq(1 if self.exclusive else ~mine | ~engine),
             bus_write.eq(self.ctx.valid & mine & (1 if self.exclusive else ~engine)),
-            write.addr.eq(bus.index),
+            address.eq(bus.index),
             write.data.eq(bus.data.replicate(self.words)),
         ]
         for word in range(self.words):
             with m.If(bus_write & (bus.word == word)):
-                m.d.comb += write.en[4 * word : 4 * word + 4].eq(bus.bytes)
+                m.d.comb += enable[4 * word : 4 * word + 4].eq(bus.bytes)
         if self.engine_writes:
             with m.If(engine):
                 m.d.comb += [
-                    write.addr.eq(self.write_index),
+                    address.eq(self.write_index),
                     write.data.eq(self.write_data.as_value()),
                 ]
                 for word in range(self.words):
-                    m.d.comb += write.en[4 * word : 4 * word + 4].eq(self.write_words[word].replicate(4))
+                    m.d.comb += enable[4 * word : 4 * word + 4].eq(self.write_words[word].replicate(4))
+        if few:
+            m.submodules.rest = rest = memory.Memory(shape=unsigned(width), depth=few, init=[])
+            rest_write = rest.write_port(granularity=8)
+            m.d.comb += [
+                rest_write.addr.eq(address), rest_write.data.eq(write.data),
+                write.en.eq(Mux(address[-1], 0, enable)), rest_write.en.eq(Mux(address[-1], enable, 0)),
+            ]  # fmt: skip
+        else:
+            m.d.comb += write.en.eq(enable)
         for i in range(self.read_ports):
             index, record = self.read(i)
             port = mem.read_port(transparent_for=(write,) if self.transparent else ())
-            m.d.comb += port.addr.eq(index)
-            m.d.sync += record.as_value().eq(port.data)
+            found = Signal(width, name=f"found_{i}")
+            m.d.comb += [port.addr.eq(index), found.eq(port.data)]
+            if few:
+                rest_port = rest.read_port(domain="comb")
+                asked = Signal(self.index_bits, name=f"asked_{i}")
+                m.d.sync += asked.eq(index)
+                m.d.comb += rest_port.addr.eq(asked)
+                with m.If(asked[-1]):
+                    m.d.comb += found.eq(rest_port.data)
+            m.d.sync += record.as_value().eq(found)
         with m.If(bus_write):
             m.d.sync += Assert(bus.index < self.depth, Format("context index {} out of {}", bus.index, self.depth))
             m.d.sync += Assert(bus.word < self.words, Format("context word {} out of {}", bus.word, self.words))

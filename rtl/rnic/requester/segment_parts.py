@@ -145,7 +145,7 @@ class SegmenterParts(wiring.Component):
             # Without packets: an entry whose last PSN is the next PSN, which no answer reaches.
             self.remember_data.first_psn.eq(Mux(self._fails, hot.psn, job.payload.header.psn)),
             self.remember_data.last_psn.eq(Mux(self._fails, hot.psn, self._last_psn)),
-            self.remember_data.opcode.eq(wqe.opcode),
+            self.remember_data.opcode.eq(Mux(wqe.opcode[4:].any(), 15, wqe.opcode[:4])),
             self.remember_data.signaled.eq(wqe.signaled),
             self.remember_data.length.eq(wqe.length),
             self.read_index.eq(Cat(self._read_number[: (p.max_rd_atomic - 1).bit_length()], wqe.qpn)),

@@ -8,9 +8,10 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import DmaReadSignature, FetchedWqe, FetchJob, Probe, ProbeEvent, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 from ..stream.fifo import StreamFifo
 from .fetch_share import FetchShare
+from .unit_fifo import UnitFifo
 
 __all__ = ["WqeFetch"]
 
@@ -71,12 +72,12 @@ class WqeFetch(FetchShare):
                                          "units": range(self._max_units + 1)})
         piece_shape = data.StructLayout({"job": self._job_shape, "error": 1, "bounce": 1, "bounced_epoch": 8, "end": 1})
         m.submodules.pieces = pieces = StreamFifo(piece_shape, p.desc_depth)
-        m.submodules.units = units = StreamFifo(unsigned(UNIT_BITS), 2 * self._max_units)
+        m.submodules.units = units = UnitFifo(p.data_width, UNIT_BITS, 2 * self._max_units)
         m.submodules.tokens = tokens = StreamFifo(token_shape, p.desc_depth)
         self._elaborate_translate(m, pieces.i)
-        m.submodules.piece_out = piece_out = SkidBuffer(piece_shape)  # no FIFO behind the bus words
+        m.submodules.piece_out = piece_out = HalfRegister(piece_shape)  # no FIFO behind the bus words
         wiring.connect(m, pieces.o, piece_out.i)
-        self._elaborate_words(m, piece_out.o, units.i, tokens.i)
+        self._elaborate_words(m, piece_out.o, units, tokens.i)
         self._elaborate_assemble(m, units.o, tokens.o)
         self._elaborate_alone(m, tokens.o)
         return m
@@ -236,24 +237,20 @@ class WqeFetch(FetchShare):
             self.probe.length.eq(Mux(all_of_it, chosen.left, chosen.span)),
         ]
 
-    def _elaborate_words(self, m, piece, unit, token):
+    def _elaborate_words(self, m, piece, units, token):
         """Bus words become units in their FIFO; a token follows when a job has all of its units, or none will come."""
         p = self.p
-        beats = UNIT_BITS // p.data_width
         word = self.read.word
-        gathered = Signal(UNIT_BITS)  # the words of this unit so far, the newest on top
-        beat = Signal(range(beats + 1))
-        unit_ends = Signal(init=beats == 1)  # beat == beats - 1
         count = Signal(range(self._max_units + 1))
         failed = Signal()
         take, unit_done, ends = Signal(), Signal(), Signal()
         m.d.comb += [
-            word.ready.eq(piece.valid & ~piece.payload.error & unit.ready & token.ready),
+            word.ready.eq(piece.valid & ~piece.payload.error & units.i.ready & token.ready),
             take.eq(word.ready & word.valid),
-            unit_done.eq(take & unit_ends),
-            unit.valid.eq(unit_done),
-            unit.payload.eq(Cat(gathered, word.payload.data)[p.data_width :]),
-            ends.eq(piece.valid & token.ready & (piece.payload.error | (unit.ready & word.valid & word.payload.last))),
+            unit_done.eq(take & units.ends),
+            units.i.valid.eq(take),
+            units.i.payload.eq(word.payload.data),
+            ends.eq(piece.valid & token.ready & (piece.payload.error | (units.i.ready & word.valid & word.payload.last))),
             piece.ready.eq(ends),
             token.valid.eq(ends & piece.payload.end),
             token.payload.job.eq(piece.payload.job),
@@ -262,12 +259,6 @@ class WqeFetch(FetchShare):
             token.payload.error.eq(piece.payload.error | failed | (take & word.payload.err)),
             token.payload.units.eq(count + unit_done),
         ]
-        with m.If(take):
-            m.d.sync += [
-                gathered.eq(unit.payload),
-                beat.eq(Mux(unit_ends, 0, beat + 1)),
-                unit_ends.eq(1 if beats == 1 else beat == beats - 2),
-            ]
         with m.If(token.valid):
             m.d.sync += [count.eq(0), failed.eq(0)]
         with m.Else():

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..abi import RESPONDER_HOT, CtxTable, EventType, VendorError, WcOpcode, WcStatus
 from ..config import Params
 from ..records import CqeRequest, CtxBus, LandResult, Probe, ProbeEvent, QpError
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister, SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..wire.syndrome import NakCode
 from .lookup import Lookup
@@ -185,10 +185,10 @@ class Complete(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.waiting = waiting = Queue(Placed(p), 2 * p.desc_depth)
+        m.submodules.waiting = waiting = Queue(Placed(p), 2 * p.desc_depth, direct=True)
         m.submodules.collect = collect = Collect(p)
-        m.submodules.finished = finished = SkidBuffer(Finished(p))
-        m.submodules.states = states = Lookup(Finished(p), Completion(), p.num_qps)
+        m.submodules.finished = finished = HalfRegister(Finished(p))
+        m.submodules.states = states = Lookup(Finished(p), Completion(), p.num_qps, half_rate=True)
         m.submodules.cqes = cqes = Queue(CqeRequest(p), p.desc_depth)
         m.submodules.errors = errors = Queue(QpError(p), p.desc_depth)
         m.submodules.poisons = poisons = StreamFifo(self.poison.payload.shape(), 2)

@@ -7,7 +7,6 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import LandJob
 from ..stream.arbiter import RoundRobin
-from ..stream.buffer import SkidBuffer
 from .records import FetchedJob, JobKind
 
 __all__ = ["LandMerge"]
@@ -19,7 +18,7 @@ class LandMerge(wiring.Component):
     A FLUSH among the requests waits for every landing that came before it (`AHEAD` of them at most): what ``drained`` of the
     responder says is true of landings too.
 
-    Timing: latency 1 cycle, one job per cycle.
+    Timing: combinational, one job per cycle; one that is offered stays until it is taken.
 
     Members: ``i`` FetchedJob, ``land`` LandJob in, ``o`` FetchedJob out: streams.
     """
@@ -36,29 +35,29 @@ class LandMerge(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.out = out = SkidBuffer(FetchedJob(self.p))
         m.submodules.turn = turn = RoundRobin(2)
-        wiring.connect(m, out.o, wiring.flipped(self.o))
-        land, item, job = self.land.payload, out.i.payload, out.i.payload.job
-        flush, held, waits, taken = Signal(), Signal(), Signal(), Signal()
+        land, item, job = self.land.payload, self.o.payload, self.o.payload.job
+        flush, held, taken = Signal(), Signal(), Signal()
+        choice, chosen, kept = Signal(), Signal(), Signal()  # landing; `kept`: as `chosen` in the cycle before
         passed = Signal(range(self.AHEAD + 1))  # landings since the FLUSH came
         m.d.comb += [
             flush.eq(self.i.valid & (self.i.payload.job.kind == JobKind.FLUSH)),
             held.eq(flush & self.land.valid & (passed != self.AHEAD)),
             turn.requests.eq(Cat(self.i.valid & ~held, self.land.valid)),
-            waits.eq(turn.requests.any()),
-            out.i.valid.eq(waits),
-            taken.eq(waits & out.i.ready),
+            choice.eq(Mux(kept, chosen, turn.grant)),
+            self.o.valid.eq(kept | turn.requests.any()),
+            taken.eq(self.o.valid & self.o.ready),
             turn.advance.eq(taken),
-            self.i.ready.eq(out.i.ready & waits & (turn.grant == 0)),
-            self.land.ready.eq(out.i.ready & waits & (turn.grant == 1)),
+            self.i.ready.eq(taken & ~choice),
+            self.land.ready.eq(taken & choice),
             item.eq(self.i.payload),
         ]
-        with m.If(taken & (turn.grant == 0)):
+        m.d.sync += [kept.eq(self.o.valid & ~self.o.ready), chosen.eq(choice)]
+        with m.If(taken & ~choice):
             m.d.sync += passed.eq(0)
         with m.Elif(self.land.ready & flush & (passed != self.AHEAD)):
             m.d.sync += passed.eq(passed + 1)
-        with m.If(turn.grant == 1):
+        with m.If(choice):
             m.d.comb += [
                 item.as_value().eq(0),
                 item.qpn.eq(land.qpn),

@@ -22,14 +22,16 @@ class Lookup(wiring.Component):
     looked up already is not changed by it. ``own`` is a second word that only ``update_own`` writes, and ``clear``: 0, while no
     job is inside.
 
-    Timing: latency 2 cycles (memory latch, output register), one job per cycle. State is 0 after power-up.
+    Timing: latency 2 cycles (memory latch, output register), one job per cycle; with ``half_rate`` one every 2 cycles, as it
+    stays on ``i`` until its state is there. State is 0 after power-up.
 
-    Parameters: ``job``, ``state`` shapes; ``depth``, number of QPs; ``own``, a shape or None.
+    Parameters: ``job``, ``state`` shapes; ``depth``, number of QPs; ``own``, a shape or None; ``half_rate``.
     Members: ``i``, ``o`` streams; ``update``, ``update_state``; with ``own`` also ``update_own``, ``own_state``, ``clear``,
     ``clear_index``; ``poke``, stream of {qpn, state}.
     """
 
-    def __init__(self, job, state, depth: int, own=None):
+    def __init__(self, job, state, depth: int, own=None, *, half_rate: bool = False):
+        self.half_rate = half_rate
         self.job, self.state, self.depth, self.own = job, state, depth, own
         self.index_bits = max(1, (depth - 1).bit_length())
         super().__init__({
@@ -52,8 +54,8 @@ class Lookup(wiring.Component):
         same = Signal()
         m.d.comb += [
             move.eq(~self.o.valid | self.o.ready),
-            self.i.ready.eq(~latched_valid | move),
-            accept.eq(self.i.valid & self.i.ready),
+            self.i.ready.eq(latched_valid & move if self.half_rate else ~latched_valid | move),
+            accept.eq(self.i.valid & (~latched_valid if self.half_rate else self.i.ready)),
             taken.eq(self.o.valid & self.o.ready),
             same.eq(latched.qpn == self.o.p.job.qpn),
         ]
@@ -88,6 +90,10 @@ class Lookup(wiring.Component):
                 m.d.comb += [write.en.eq(1), write.addr.eq(self.clear_index), write.data.eq(0)]
             with m.If(move & latched_valid):
                 m.d.sync += self.o.p.own.eq(found)
+        if self.half_rate:
+            m.d.comb += latched.eq(self.i.payload)
+            m.d.sync += latched_valid.eq(Mux(latched_valid, ~move, self.i.valid))
+            return m
         with m.If(self.i.ready):
             m.d.sync += latched_valid.eq(self.i.valid)
         with m.If(accept):

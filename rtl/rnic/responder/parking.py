@@ -5,7 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister, SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
 
@@ -53,22 +53,27 @@ class Parking(wiring.Component):
 
     ``mark`` is a word of the user per QP, shown with the job, written with the verdict (``mark_update``) or by ``poke``.
 
-    Timing: ``i`` to ``enter`` 1 cycle, one a cycle; a job from its slot takes 3 cycles and alternates with new ones;
+    Timing: ``i`` to ``enter`` 1 cycle; a job from its slot takes ``parts`` cycles and alternates with new ones;
     ``leave`` to ``o`` 2 cycles; a job on ``o`` may be taken from its second cycle on, one that comes from its slot from its
     third (``settled``); 3 cycles more per job that follows one that has waited. ``i`` waits when all slots are in use; jobs
-    from their slots never do.
+    from their slots never do. A job is stored in ``parts`` rows, one a cycle, and read so: it keeps the entrance for as long.
+    Of a job with ``i_short`` only what lies in the first 2 parts matters. With ``half_rate`` ``leave`` takes one every 2 cycles.
 
     Parameters: ``job``, shape with a field ``qpn``; ``checked``, shape on ``leave`` with ``Ticket``'s ``qpn``, ``slot``,
-    ``again``, ``barrier``, ``color``; ``slots``; ``window``; ``num_qps``; ``note``, ``mark`` shapes.
+    ``again``, ``barrier``, ``color``; ``slots``; ``window``; ``num_qps``; ``note``, ``mark`` shapes;
+    ``parts``, a power of two from 2 on; ``half_rate``.
     """
 
-    def __init__(self, job, checked, slots: int, window: int, num_qps: int, *, note=1, mark=1):
+    def __init__(self, job, checked, slots: int, window: int, num_qps: int, *, note=1, mark=1, parts: int = 2,
+                 half_rate: bool = False):
+        self.parts, self.half_rate = parts, half_rate
         self.job, self.checked, self.slots, self.window, self.num_qps, self.note = job, checked, slots, window, num_qps, note
         self.qpn_bits = max(1, (num_qps - 1).bit_length())
         self.ticket = Ticket(job, note, slots, self.qpn_bits)
         super().__init__({
             "i": In(stream.Signature(job)),
             "i_barrier": In(1),
+            "i_short": In(1),
             "enter": Out(stream.Signature(self.ticket)),
             "leave": In(stream.Signature(checked)),
             "o": Out(stream.Signature(data.StructLayout({"job": checked, "mark": mark}))),
@@ -88,7 +93,8 @@ class Parking(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         slots = self.slots
-        m.submodules.looked = looked = Lookup(self.checked, self.mark, self.num_qps, own=_List(slots, self.window))
+        m.submodules.looked = looked = Lookup(self.checked, self.mark, self.num_qps, own=_List(slots, self.window),
+                                            half_rate=self.half_rate)
         m.submodules.again = again = StreamFifo(range(slots), _AGAIN * slots)
         wiring.connect(m, wiring.flipped(self.leave), looked.i)
         wiring.connect(m, wiring.flipped(self.poke), looked.poke)
@@ -124,9 +130,11 @@ class Parking(wiring.Component):
     def _entrance(self, m, again, freed_slot):
         """New jobs into a free slot and the pipe; waiting jobs from their slots, in turn with them."""
         slots, ticket = self.slots, self.ticket
-        m.submodules.out = out = SkidBuffer(ticket)
+        m.submodules.out = out = HalfRegister(ticket)
         kept_shape = data.StructLayout({"barrier": 1, "color": 1, "job": self.job})
-        m.submodules.store = store = memory.Memory(shape=kept_shape, depth=slots, init=[])
+        parts, part_bits = self.parts, -(-kept_shape.size // self.parts)
+        item = Signal(kept_shape)  # what is stored of a new job
+        m.submodules.store = store = memory.Memory(shape=part_bits, depth=parts * slots, init=[])
         m.submodules.notes = notes = memory.Memory(shape=self.note, depth=slots, init=[])
         # Free slots: those never used since reset from a counter, those given back from a FIFO.
         m.submodules.places = places = StreamFifo(range(slots), slots)
@@ -134,9 +142,13 @@ class Parking(wiring.Component):
         unused = Signal(range(slots), init=slots - 1)
         some_unused = Signal(init=1)
         write, note_write, note_read = store.write_port(), notes.write_port(), notes.read_port()
-        read = store.read_port(transparent_for=(write,))  # a wake out of date sees the new job of its slot
-        kept, note = Signal(kept_shape), Signal(self.note)
-        slot = Signal(range(slots))  # of the waiting job at hand
+        read = store.read_port()
+        part = Signal(range(parts))  # written, or read behind the one at the memory's output (`reads`)
+        reads = Signal()
+        kept = Signal(part_bits * (parts - 1))  # the parts read so far, the newest on top
+        waiting = Signal(kept_shape)  # the waiting job at hand
+        entered = Signal()  # the new job at hand has
+        last_part = Signal()
         injects, take, admitted = Signal(), Signal(), Signal()
         color, barrier_inside = Signal(), Signal()
         counts = [Signal(range(slots + 1), name=f"inside_{i}") for i in range(2)]
@@ -150,43 +162,65 @@ class Parking(wiring.Component):
             admitted.eq(place.o.valid & ~self.sweeping & ~(self.i_barrier & barrier_inside)),
             take.eq(self.i.valid & self.i.ready),
             place.o.ready.eq(take),
-            write.en.eq(take),
-            write.addr.eq(place.o.payload),
-            write.data.job.eq(self.i.payload),
-            write.data.color.eq(color),
-            write.data.barrier.eq(self.i_barrier),
+            write.addr.eq(Cat(part, place.o.payload)),
+            write.data.eq(item.as_value().word_select(part, part_bits)),
+            read.addr.eq(Cat(Mux(reads, part, 0), again.o.payload)),
+            waiting.eq(Cat(kept, read.data)),
+            last_part.eq((part == parts - 1) | (self.i_short & (part == 1))),
+            item.job.eq(self.i.payload),
+            item.color.eq(color),
+            item.barrier.eq(self.i_barrier),
             self._admits.eq(take),
             note_write.en.eq(take | self.wake.valid),
             note_write.addr.eq(Mux(take, place.o.payload, self.wake.p.slot)),
             note_write.data.eq(Mux(take, 0, Value.cast(self.wake.p.note))),
-            read.addr.eq(again.o.payload),
             note_read.addr.eq(again.o.payload),
         ]
         with m.If(place.i.ready & ~places.o.valid & some_unused):
             m.d.sync += [unused.eq(unused - 1), some_unused.eq(unused != 0)]
         m.d.comb += [
             out.i.p.again.eq(injects),
-            out.i.p.slot.eq(Mux(injects, slot, place.o.payload)),
-            out.i.p.job.eq(Mux(injects, Value.cast(kept.job), Value.cast(self.i.payload))),
+            out.i.p.slot.eq(Mux(injects, again.o.payload, place.o.payload)),
+            out.i.p.job.eq(Mux(injects, Value.cast(waiting.job), Value.cast(self.i.payload))),
             out.i.p.qpn.eq(out.i.p.job.qpn),
-            out.i.p.barrier.eq(Mux(injects, kept.barrier, self.i_barrier)),
-            out.i.p.color.eq(Mux(injects, kept.color, color)),
-            out.i.p.note.eq(Mux(injects, Value.cast(note), 0)),
+            out.i.p.barrier.eq(Mux(injects, waiting.barrier, self.i_barrier)),
+            out.i.p.color.eq(Mux(injects, waiting.color, color)),
+            out.i.p.note.eq(Mux(injects, Value.cast(note_read.data), 0)),
         ]
+        def look():
+            """After this one; no new job passes the one that is being read. Its first part is read in this cycle."""
+            m.d.sync += part.eq(0)
+            m.next = "New"
+            with m.If(again.o.valid):
+                m.d.sync += part.eq(1)
+                m.next = "Latch"
+
         with m.FSM(name="entrance"):
             with m.State("New"):
-                m.d.comb += [self.i.ready.eq(out.i.ready & admitted), out.i.valid.eq(self.i.valid & admitted)]
-                with m.If(again.o.valid):
-                    # After this one; no new job passes the one that is being read.
-                    m.d.sync += slot.eq(again.o.payload)
-                    m.next = "Latch"
+                look()
+                with m.If(self.i.valid & admitted):
+                    m.d.comb += [out.i.valid.eq(1), write.en.eq(1)]
+                    m.d.sync += [part.eq(1), entered.eq(out.i.ready)]
+                    m.next = "Store"
+            with m.State("Store"):
+                m.d.comb += [out.i.valid.eq(~entered), write.en.eq(1)]
+                m.d.sync += entered.eq(entered | out.i.ready)
+                with m.If(~last_part):
+                    m.d.sync += part.eq(part + 1)
+                with m.Elif(entered | out.i.ready):
+                    m.d.comb += self.i.ready.eq(1)
+                    look()
             with m.State("Latch"):
-                m.d.sync += [kept.eq(read.data), note.eq(note_read.data)]
-                m.d.comb += again.o.ready.eq(1)
-                m.next = "Kept"
-            with m.State("Kept"):
-                m.d.comb += [injects.eq(1), out.i.valid.eq(1)]
+                m.d.comb += reads.eq(1)
+                m.d.sync += kept.eq(Cat(kept, read.data)[part_bits:])
+                with m.If(part == parts - 1):
+                    m.next = "Last"
+                with m.Else():
+                    m.d.sync += part.eq(part + 1)
+            with m.State("Last"):
+                m.d.comb += [reads.eq(1), injects.eq(1), out.i.valid.eq(1), again.o.ready.eq(out.i.ready)]
                 with m.If(out.i.ready):
+                    m.d.sync += part.eq(0)
                     m.next = "New"
 
         # A barrier waits for the jobs of the color that it ends.

@@ -11,7 +11,7 @@ from ..config import Params
 from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedRequest, OrderedXlate
 from ..records import Probe, ProbeEvent, XlateSignature, XlateStatus
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 from ..stream.fifo import StreamFifo
 from ..wire.syndrome import NakCode, nak_syndrome
 from .parking import Parking
@@ -86,24 +86,24 @@ class Place(wiring.Component):
         p = self.p
         m = Module()
         slots = p.parking_slots
-        m.submodules.parking = parking = Parking(
-            FetchedJob(p), Walked(p), slots, WINDOW, p.num_qps, note=Progress(p), mark=1)  # the mark: poisoned
+        m.submodules.parking = parking = Parking(  # the mark: poisoned
+            FetchedJob(p), Walked(p), slots, WINDOW, p.num_qps, note=Progress(p), mark=1, parts=4, half_rate=True)
         m.submodules.walk = walk = Walk(p)
-        m.submodules.requests = requests = SkidBuffer(OrderedRequest(p, Piece()))
+        m.submodules.requests = requests = HalfRegister(OrderedRequest(p, Piece()))
         m.submodules.translate = translate = OrderedXlate(p, FAST_BITS, Piece())
-        m.submodules.walked = walked = Queue(Walked(p), p.desc_depth)
-        m.submodules.cut = cut = SkidBuffer(Walked(p))
-        m.submodules.placed = placed = Queue(Placed(p), p.desc_depth)
+        m.submodules.walked = walked = Queue(Walked(p), p.desc_depth, direct=True)
+        m.submodules.placed = placed = Queue(Placed(p), p.desc_depth, direct=True)
         m.submodules.reads = reads = Queue(PayloadPlace(p), p.desc_depth)
         m.submodules.frees = frees = Queue(p.cell_bits, p.desc_depth)
         wiring.connect(m, wiring.flipped(self.i), parking.i)
-        m.d.comb += parking.i_barrier.eq(is_barrier(self.i.p.job))
+        # Nothing but a SEND needs SGEs, which lie behind all the rest.
+        assert 2 * FetchedJob(p)["sges"].offset < FetchedJob(p).size
+        m.d.comb += [parking.i_barrier.eq(is_barrier(self.i.p.job)), parking.i_short.eq(self.i.p.job.kind != JobKind.SEND)]
         wiring.connect(m, parking.enter, walk.i)
         wiring.connect(m, walk.o, walked.i)
         wiring.connect(m, walk.request, requests.i)
         wiring.connect(m, requests.o, translate.request)
-        wiring.connect(m, walked.o, cut.i)
-        wiring.connect(m, cut.o, parking.leave)
+        wiring.connect(m, walked.o, parking.leave)
         wiring.connect(m, wiring.flipped(self.poison), parking.poke)
         wiring.connect(m, placed.o, wiring.flipped(self.o))
         wiring.connect(m, reads.o, wiring.flipped(self.payload_at))
@@ -121,12 +121,23 @@ class Place(wiring.Component):
         p = self.p
         m.submodules.join = join = XlateJoin(p, [1, p.cold_bits, FAST_BITS])
         m.submodules.patient = patient = OrderedXlate(p, p.cold_bits, _Cold(p))
-        m.submodules.cold = cold = StreamFifo(OrderedRequest(p, _Cold(p)), p.parking_slots)
+        names = ("va", "key", "pd", "rights", "invalidate")
+        kept = {name: OrderedRequest(p, 0).members[name] for name in names}
+        kept_meta = {name: _Cold(p).members[name] for name in ("slot", "count", "done", "length", "flip")}
+        m.submodules.cold = cold = StreamFifo(data.StructLayout({**kept, **kept_meta}), p.parking_slots)
         wiring.connect(m, again, join.client_0)
         wiring.connect(m, patient.xlate, join.client_1)
         wiring.connect(m, translate.xlate, join.client_2)
         wiring.connect(m, join.xlate, wiring.flipped(self.xlate))
-        wiring.connect(m, cold.o, patient.request)
+        patiently = patient.request
+        m.d.comb += [
+            patiently.valid.eq(cold.o.valid),
+            cold.o.ready.eq(patiently.ready),
+            *(patiently.p[name].eq(cold.o.p[name]) for name in kept),
+            *(patiently.p.meta[name].eq(cold.o.p[name]) for name in kept_meta),
+            patiently.p.length.eq(Mux(cold.o.p.invalidate, 1, cold.o.p.length)),
+            patiently.p.meta.ends.eq(cold.o.p.invalidate),
+        ]
         self._waits = Signal()  # asks for the page table of
         self._missing = Signal(OrderedRequest(p, _Cold(p)))
         # Per slot, whether an answer is to come: a bit that changes with the question, one that follows with the answer.
@@ -148,7 +159,8 @@ class Place(wiring.Component):
         part, fine = Signal(13), Signal()
         m.d.comb += [
             cold.i.valid.eq(self._waits),
-            cold.i.payload.eq(self._missing),
+            *(cold.i.p[name].eq(self._missing[name]) for name in kept),
+            *(cold.i.p[name].eq(self._missing.meta[name]) for name in kept_meta),
             fine.eq(answer.p.status == XlateStatus.OK),
             part.eq(Mux(answer.p.span < piece.length, answer.p.span, piece.length)),
             parking.wake.valid.eq(answer.valid),
@@ -231,7 +243,7 @@ class Place(wiring.Component):
                     m.d.sync += self._vendor.eq(vendor_of(source_status))
                 with m.If(missed & ~useless & (whole != 0)):
                     m.d.sync += [
-                        self._missed.eq(1), missing.invalidate.eq(0), missing.va.eq(base_va), missing.length.eq(whole),
+                        self._missed.eq(1), missing.invalidate.eq(0), missing.va.eq(base_va),
                         missing.key.eq(answer.p.meta.key),
                         missing.meta.length.eq(whole),
                     ]  # fmt: skip
@@ -270,7 +282,7 @@ class Place(wiring.Component):
                     with m.If(walked.again | self._missed | invalidates):
                         m.next = "Settle"
                     with m.If(invalidates):
-                        m.d.sync += [self._missed.eq(1), missing.invalidate.eq(1), missing.key.eq(job.imm), missing.length.eq(1),
+                        m.d.sync += [self._missed.eq(1), missing.invalidate.eq(1), missing.key.eq(job.imm),
                                      missing.meta.length.eq(0)]  # fmt: skip
                 with m.Elif(looked.valid & answer.valid):
                     place(answer.p.address, answer.p.status, answer.p.meta.length, answer.p.meta.va, take_first)
@@ -320,7 +332,6 @@ class Place(wiring.Component):
                            & ~note.ended & ~useless & (walked.wqe_error == VendorError.NONE)),
             missing.pd.eq(job.pd),
             missing.rights.eq(Mux(missing.invalidate, Access.REMOTE_INVALIDATE, rights)),
-            missing.meta.ends.eq(missing.invalidate),
             missing.meta.slot.eq(walked.slot),
             missing.meta.flip.eq(self._flip),
             missing.meta.count.eq(self._ring.count),

@@ -37,6 +37,15 @@ class ResponsePacket(data.StructLayout):
         })  # fmt: skip
 
 
+class ResponseJob(data.StructLayout):
+    """What of a TxJob an answer packet uses: the other fields of its header are 0, ``wqe_index`` is ``quiet``."""
+
+    def __init__(self, p: Params):
+        header = {name: shape for name, shape in TxHeader(p).members.items()
+                  if name in ("qpn", "opcode", "psn", "length", "swap", "syndrome", "msn")}  # fmt: skip
+        super().__init__({"header": data.StructLayout(header), "pd": 24, "wqe_index": 1, "marker": 1, "inline": 1})
+
+
 class ResponseFailure(data.StructLayout):
     """A packet whose payload could not be read; ``bus``: by a host-bus error, else for its key."""
 
@@ -59,7 +68,7 @@ class ReadResponse(wiring.Component):
 
     def __init__(self, p: Params, depth: int):
         self.p, self.depth = p, depth
-        self.gather = Gather(p, int(Access.REMOTE_READ))
+        self.gather = Gather(p, int(Access.REMOTE_READ), ResponseJob(p))
         self.tag_bits = self.gather.tag_bits
         super().__init__({
             "i": In(stream.Signature(ResponsePacket(p))),
@@ -83,9 +92,13 @@ class ReadResponse(wiring.Component):
         p = self.p
         m = Module()
         m.submodules.gather = gather = self.gather
-        m.submodules.waiting = waiting = StreamFifo(ResponsePacket(p), self.depth)
+        m.submodules.waiting = waiting = StreamFifo(ResponsePacket(p), self.depth, direct=True)
         wiring.connect(m, wiring.flipped(self.i), waiting.i)
-        wiring.connect(m, gather.header, wiring.flipped(self.header))
+        m.d.comb += [
+            self.header.valid.eq(gather.header.valid),
+            gather.header.ready.eq(self.header.ready),
+            *(self.header.p[name].eq(gather.header.p[name]) for name in gather.header.p.shape().members),
+        ]
         wiring.connect(m, gather.payload, wiring.flipped(self.payload))
         wiring.connect(m, gather.xlate, wiring.flipped(self.xlate))
         wiring.connect(m, gather.read, wiring.flipped(self.read))

@@ -11,10 +11,10 @@ from ..config import Params
 from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedXlate
 from ..records import DmaReadSignature, Probe, ProbeEvent, XlateSignature, XlateStatus
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 from ..stream.fifo import StreamFifo
 from .parking import Parking, Ticket
-from .records import FetchedJob, Job, is_barrier
+from .records import FetchedJob, Job, JobKind, is_barrier
 
 __all__ = ["ReceiveQueue", "vendor_of"]
 
@@ -28,11 +28,14 @@ def vendor_of(status) -> Value:
     return Mux(code == 0, 0, code + VendorError.KEY_INVALID.value - XlateStatus.KEY.value)
 
 
-class _Stored(data.StructLayout):
-    """A receive WQE as kept between the packets of a message."""
+HALF_BITS = 4 * RECV_WQE.size  # half a receive WQE
+
+
+class _Half(data.StructLayout):
+    """Half a receive WQE; ``error`` counts in the second one."""
 
     def __init__(self):
-        super().__init__({"wqe": 8 * RECV_WQE.size, "error": VendorError})
+        super().__init__({"wqe": HALF_BITS, "error": VendorError})
 
 
 class _Ask(data.StructLayout):
@@ -55,9 +58,9 @@ class ReceiveQueue(wiring.Component):
     unreadable. An error travels in ``wqe_error``. While a QP waits for a receive WQE all its jobs wait aside (`Parking`); those
     of other QPs pass.
 
-    Timing: a job of a QP that does not wait passes in 6 cycles, one every 2; a SEND takes 8 cycles of this block in all, and any
-    number of fetches are under way. Translations that need no page table are asked for first come, first served, those that do
-    wait among themselves.
+    Timing: a job of a QP that does not wait passes in 6 cycles, one every 2 (a later packet of a SEND in 7, one every 3); the
+    first packet of a SEND takes 8 cycles of this block in all, and any number of fetches are under way. Translations that need
+    no page table are asked for first come, first served, those that do wait among themselves.
 
     Members: ``i`` Job, ``o`` FetchedJob streams; ``xlate`` (tag width ``tag_bits``), ``read`` clients; ``probe``
     (RECV_WQE_FETCHED).
@@ -86,7 +89,10 @@ class ReceiveQueue(wiring.Component):
         m.submodules.asks = self._asks = StreamFifo(_Ask(p), slots)
         m.submodules.failures = self._failures = StreamFifo(_Failure(p), slots)
         m.submodules.order = self._order = StreamFifo(range(slots), slots)  # of the reads under way
-        m.submodules.fetched = fetched = memory.Memory(shape=_Stored(), depth=slots, init=[])
+        # Receive WQEs, in halves: by QP those of the messages under way, above them by slot those that came for jobs that wait.
+        self._rows = max(p.qpn_bits, (slots - 1).bit_length())
+        m.submodules.wqes = self._wqes = memory.Memory(shape=_Half(), depth=2 * ((1 << self._rows) + slots), init=[])
+        self._keeps = Signal()  # the verdict writes `wqes` or `arrived`
         m.submodules.arrived = arrived = memory.Memory(shape=1, depth=slots, init=[])
         self._arrived_write = arrived.write_port()
         self._judged = Signal()  # the verdict writes `arrived`
@@ -94,8 +100,9 @@ class ReceiveQueue(wiring.Component):
         wiring.connect(m, parking.enter, parking.leave)
         m.d.comb += parking.i_barrier.eq(is_barrier(self.i.p))
         self._translate(m)
-        self._words(m, parking, fetched.write_port())
-        self._leave(m, parking, fetched.read_port(), arrived.read_port())
+        write = self._wqes.write_port()
+        self._words(m, parking, write)
+        self._leave(m, parking, write, arrived.read_port())
         return m
 
     def _translate(self, m):
@@ -121,7 +128,7 @@ class ReceiveQueue(wiring.Component):
             ]
 
         command, order, failure = self.read.command, self._order.i, self._failures.i
-        m.submodules.reads = reads = SkidBuffer(data.StructLayout({"address": 64, "length": 16}))
+        m.submodules.reads = reads = HalfRegister(data.StructLayout({"address": 64, "length": 16}))
         wiring.connect(m, reads.o, wiring.flipped(command))
         turn = Signal()  # the patient one's answer is at hand
         answer = Signal(patient.response.payload.shape())
@@ -150,19 +157,23 @@ class ReceiveQueue(wiring.Component):
         for name, queue in (("cold", cold), ("order", self._order), ("failures", self._failures), ("asks", self._asks)):
             m.d.sync += Assert(~queue.i.valid | queue.i.ready, f"receive queue: {name} overflows")
 
+    def _row(self, slot):
+        """Where in `wqes` that of the job in ``slot`` is."""
+        return Cat(slot, Const(0, self._rows - len(slot)), 1)
+
     def _words(self, m, parking, write):
         """A receive WQE has come, or will not: it is stored, its job called."""
         p = self.p
         words = 8 * RECV_WQE.size // p.data_width
         word, order, failure = self.read.word, self._order.o, self._failures.o
-        buffer = Signal(8 * RECV_WQE.size)
+        half = Signal(HALF_BITS)  # the newest words
         error = Signal(VendorError)
         left = Signal(range(words + 1), init=words)  # words of the WQE still to come
         slot = Signal(range(p.parking_slots))
         arrives = Signal()
         m.d.comb += [
-            write.addr.eq(slot),
-            write.data.wqe.eq(buffer),
+            write.addr.eq(Cat(1, self._row(slot))),
+            write.data.wqe.eq(half),
             write.data.error.eq(error),
             write.en.eq(arrives),
             parking.wake.p.slot.eq(slot),
@@ -179,10 +190,15 @@ class ReceiveQueue(wiring.Component):
                     m.d.sync += slot.eq(order.payload)
                     m.next = "Words"
             with m.State("Words"):
-                m.d.comb += word.ready.eq(1)
-                with m.If(word.valid):
+                m.d.comb += word.ready.eq(~self._keeps)
+                with m.If(word.valid & word.ready):
+                    with m.If(left == words - words // 2):  # the first half is complete
+                        m.d.comb += [
+                            write.en.eq(1), write.addr.eq(Cat(0, self._row(slot))),
+                            write.data.wqe.eq(half if words > 1 else word.p.data[:HALF_BITS]),
+                        ]  # fmt: skip
                     m.d.sync += [
-                        buffer.eq(Cat(buffer, word.p.data)[p.data_width :]),
+                        half.eq(Cat(half, word.p.data)[-HALF_BITS:]),
                         left.eq(left - 1),
                         Assert((word.p.first == 0) & (word.p.count == p.lanes), "responder: receive WQE word is not aligned"),
                         Assert(word.p.last == (left == 1), "responder: receive WQE has a wrong number of words"),
@@ -193,35 +209,36 @@ class ReceiveQueue(wiring.Component):
                         m.next = "Arrive"
             with m.State("Arrive"):
                 # The WQE is there before the call.
-                m.d.comb += [parking.wake.valid.eq(~self._judged), arrives.eq(~self._judged & parking.wake.ready)]
+                m.d.comb += [parking.wake.valid.eq(~self._keeps), arrives.eq(~self._keeps & parking.wake.ready)]
                 with m.If(arrives):
                     m.next = "Idle"
         write_flag = self._arrived_write
         with m.If(~self._judged):
             m.d.comb += [write_flag.en.eq(arrives), write_flag.addr.eq(slot), write_flag.data.eq(1)]
 
-    def _leave(self, m, parking, fetched, arrived):
+    def _leave(self, m, parking, write, arrived):
         p = self.p
-        m.submodules.kept = kept = memory.Memory(shape=_Stored(), depth=p.num_qps, init=[])
-        write, read = kept.write_port(), kept.read_port()
-        m.submodules.out = out = SkidBuffer(FetchedJob(p))
+        read = self._wqes.read_port()
+        # A job's second cycle has the first half at the memory's output, all later ones the second half.
+        second, third = Signal(), Signal()
+        first_half = Signal(HALF_BITS)
+        whole = Signal()  # the WQE is there, or not needed
+        keeps_second, keeps_qpn = Signal(), Signal(p.qpn_bits)
+        m.submodules.out = out = HalfRegister(FetchedJob(p))
         wiring.connect(m, out.o, wiring.flipped(self.o))
         ticket = parking.o.p.job
         job = ticket.job
-        stored = Signal(_Stored())
         goes, take, asks = Signal(), Signal(), Signal()
         there = Signal()  # the WQE of a job that was aside
         m.d.sync += there.eq(arrived.data)
         m.d.comb += [
-            read.addr.eq(job.qpn),
-            fetched.addr.eq(ticket.slot),
+            read.addr.eq(Cat(second, Mux(job.fetch, self._row(ticket.slot), job.qpn))),
             arrived.addr.eq(ticket.slot),
-            write.addr.eq(job.qpn),
-            write.data.eq(stored),
-            stored.eq(Mux(job.fetch, Value.cast(fetched.data), Value.cast(read.data))),
+            whole.eq(third | (job.kind != JobKind.SEND)),
+            self._keeps.eq((take & job.fetch) | keeps_second),
             parking.park.eq(job.fetch & ~(ticket.again & there)),
             goes.eq(~parking.blocked & ~parking.park),
-            take.eq(parking.settled & (out.i.ready | ~goes)),
+            take.eq(parking.settled & ((out.i.ready & whole) | ~goes)),
             parking.o.ready.eq(take),
             asks.eq(take & job.fetch & ~ticket.again),
             self._asks.i.valid.eq(asks),
@@ -229,17 +246,29 @@ class ReceiveQueue(wiring.Component):
             self._asks.i.p.qpn.eq(job.qpn),
             self._asks.i.p.va.eq((job.index & ((1 << job.log_rq) - 1)[:16]) << WQE_ALIGN),
             self._judged.eq(asks),
-            out.i.valid.eq(parking.settled & goes),
+            out.i.valid.eq(parking.settled & goes & whole),
             out.i.p.qpn.eq(job.qpn),
             out.i.p.job.eq(job),
-            out.i.p.sges.as_value().eq(stored.wqe),
-            out.i.p.wqe_error.eq(stored.error),
-            write.en.eq(take & goes & job.fetch),
-            self.probe.valid.eq(write.en),
+            out.i.p.sges.as_value().eq(Cat(first_half, read.data.wqe)),
+            out.i.p.wqe_error.eq(read.data.error),
+            self.probe.valid.eq(take & goes & job.fetch),
             self.probe.event.eq(ProbeEvent.RECV_WQE_FETCHED),
             self.probe.qpn.eq(job.qpn),
             self.probe.index.eq(job.index),
             self.probe.psn.eq(job.psn),
         ]
+        m.d.sync += [
+            second.eq(parking.o.valid & ~take),
+            third.eq(parking.o.valid & ~take & second),
+            keeps_second.eq(take & goes & job.fetch),
+            keeps_qpn.eq(job.qpn),
+            Assert(~(keeps_second & second), "receive queue: the second half is not at hand any more"),
+        ]
+        with m.If(~third):
+            m.d.sync += first_half.eq(read.data.wqe)
+        with m.If(keeps_second):
+            m.d.comb += [write.en.eq(1), write.addr.eq(Cat(1, keeps_qpn)), write.data.eq(read.data)]
+        with m.Elif(take & job.fetch):
+            m.d.comb += [write.en.eq(goes), write.addr.eq(Cat(0, job.qpn)), write.data.wqe.eq(first_half)]
         with m.If(self._judged):
             m.d.comb += [self._arrived_write.en.eq(1), self._arrived_write.addr.eq(ticket.slot), self._arrived_write.data.eq(0)]

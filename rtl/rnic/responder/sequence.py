@@ -9,15 +9,16 @@ from ..abi import RESPONDER_CFG, RESPONDER_HOT, Access, CtxTable, QpState, QpTyp
 from ..abi.contexts import COUNTER
 from ..abi.queues import CqeFlags
 from ..config import Params
+from ..qp.halves import HalvedTable
 from ..qp.table import ContextTable
 from ..records import CtxBus, Doorbell, Probe, ProbeEvent, QpEvent, RequestDesc
-from ..stream.buffer import SkidBuffer
-from ..stream.fifo import StreamFifo
+from ..stream.buffer import StreamRegister
 from ..wire.opcode import Kind, OpcodeFlags, PayloadRule, decode
 from ..wire.syndrome import NakCode, ack_syndrome, nak_syndrome
 from .atomic import Operands
+from .queue import Queue
 from .records import AtomicOp, Job, JobKind
-from .sequence_records import Cfg, Checked, Hot, Item, Message, NakState
+from .sequence_records import SECOND_HALF, Cfg, Checked, Hot, Item, Judged, Message, NakState
 
 __all__ = ["Sequence"]
 
@@ -34,8 +35,9 @@ class Sequence(wiring.Component):
     of a QP in another state becomes one that completes nothing: it shows when the QP has drained (R-QP-4, R-QP-7).
 
     Timing: a pipe of 4 stages without back-pressure, since the job FIFO (``p.desc_depth``) is reserved at its entrance;
-    request to job 7 cycles; one request per cycle for different QPs, one per 4 cycles for one QP, whose next request waits
-    for the write-back. Doorbells go first, then flushes, then requests.
+    request to job 7 cycles, 6 where the FIFO does without an entry register (`Queue`); one request every 2 cycles for different
+    QPs, one per 4 cycles for one QP, whose next request waits for the write-back. Doorbells go first, then flushes, then
+    requests.
 
     Members: ``request``, ``doorbell`` (RQ), ``flush``, ``ctx`` in; ``job`` out; ``finished_addr``/``finished``, READs and
     ATOMICs of a QP answered, 2 cycles; pulses ``duplicate``, ``out_of_sequence``;
@@ -67,50 +69,57 @@ class Sequence(wiring.Component):
         p = self.p
         m = Module()
         m.submodules.cfg = cfg = ContextTable(p, CtxTable.RESPONDER_CFG, RESPONDER_CFG, p.num_qps)
-        m.submodules.hot = hot = ContextTable(p, CtxTable.RESPONDER_HOT, RESPONDER_HOT, p.num_qps, engine_writes=True,
-                                          transparent=True)
+        fields = [RESPONDER_HOT.fields[name] for name in SECOND_HALF]
+        seconds = {field.offset // 32 + i for field in fields for i in range(-(-field.width // 32))}
+        m.submodules.hot = hot = HalvedTable(p, CtxTable.RESPONDER_HOT, RESPONDER_HOT, p.num_qps, tuple(sorted(seconds)))
         m.submodules.producer = producer = ContextTable(p, CtxTable.RQ_PRODUCER, COUNTER, p.num_qps, engine_writes=True,
                                                     transparent=True)
-        m.submodules.jobs = jobs = StreamFifo(Job(p), p.desc_depth)
+        m.submodules.jobs = jobs = Queue(Job(p), p.desc_depth, direct=True)
         wiring.connect(m, jobs.o, wiring.flipped(self.job))
         self._hot, self._jobs = hot, jobs
         self._made = Signal()  # stage 4 makes a job
         self._hot_waits = Signal()  # a command wants to write the hot table
 
-        # Four stages: 1 and 2 wait for the tables, 3 and 4 hold results of the checks.
+        # Four stages: 1 and 2 wait for the tables, 3 and 4 hold results of the checks. An item stays in the entrance's register
+        # while it enters and in stage 1, in another one in stages 2 and 3: one enters every other cycle.
         self._valid = [Signal(name=f"stage{i}_valid") for i in range(1, 5)]
-        stage1, stage2 = Signal(Item(p)), Signal(Item(p))
-        flags2 = Signal(OpcodeFlags)
-        self._stage3 = Signal(Checked(p))
+        self._writes_second = Signal()  # stage 4 was valid in the cycle before: the second half of the state is written
+        self._item, self._flags = Signal(Item(p)), Signal(OpcodeFlags)  # in stages 2 and 3
+        self._stage3 = Signal(Judged(p))
         self._stage4 = Signal(Checked(p))
-        qpns = [stage1.desc.qpn, stage2.desc.qpn, self._stage3.item.desc.qpn]  # stage 4 writes what is read in its cycle
 
-        entry = self._entrance(m, producer, qpns)
-        for table in (cfg, hot, producer):
+        entry = self._entrance(m, producer)
+        for table in (cfg, producer):
             m.d.comb += table.read(0)[0].eq(entry.desc.qpn)
-        m.d.comb += self.finished_addr.eq(entry.desc.qpn)
-        flags1 = decode(m, stage1.desc.opcode, name="flags1")
+        m.d.comb += [
+            hot.read_index.eq(entry.desc.qpn),
+            hot.read_second.eq(self._valid[0]),  # while the item enters the first half is asked for, in stage 1 the second
+            self.finished_addr.eq(entry.desc.qpn),
+        ]
+        flags1 = decode(m, entry.desc.opcode, name="flags1")
         for i in range(1, 4):
             m.d.sync += self._valid[i].eq(self._valid[i - 1])
-        m.d.sync += [stage1.eq(entry), stage2.eq(stage1), flags2.eq(flags1)]
+        m.d.sync += self._writes_second.eq(self._valid[3])
+        with m.If(self._valid[0]):
+            m.d.sync += [self._item.eq(entry), self._flags.eq(flags1)]
 
         self._context_bus(m, (cfg, hot, producer))
-        self._check(m, stage2, flags2, cfg.read(0)[1], hot.read(0)[1], producer.read(0)[1])
+        self._check(m, self._item, self._flags, cfg.read(0)[1], hot.first, producer.read(0)[1])
         self._arithmetic(m)
         self._decide(m)
         return m
 
-    def _entrance(self, m, producer, qpns):
+    def _entrance(self, m, producer):
         """Chooses what enters the pipe; returns the item."""
         p = self.p
-        m.submodules.chosen = chosen = SkidBuffer(Item(p))
+        m.submodules.chosen = chosen = StreamRegister(Item(p))
         choice, entry = chosen.i.payload, chosen.o.payload
         busy = Signal()  # an earlier item of this QP has not written back
         room = Signal()
         enter = Signal()
         credits = Signal(range(p.desc_depth + 1), init=p.desc_depth)  # job FIFO places not promised to anyone
         stored = Signal()  # the counter of the doorbell at hand, which waits
-        m.d.sync += stored.eq(chosen.o.valid & ~enter)
+        m.d.sync += stored.eq(chosen.o.valid & ~chosen.o.ready)
         m.d.comb += [
             # The counter (in the PSN's place) is seen by what enters with it or later. Written once: a command may wait.
             producer.write_en.eq(chosen.o.valid & entry.event & entry.doorbell & ~stored),
@@ -123,8 +132,8 @@ class Sequence(wiring.Component):
             self.probe_doorbell.index.eq(self.doorbell.p.counter[:16]),
             room.eq(credits != 0),
             chosen.i.valid.eq(self.doorbell.valid | self.flush.valid | self.request.valid),
-            enter.eq(chosen.o.valid & room & ~busy & ~self._hot_waits),
-            chosen.o.ready.eq(enter),
+            enter.eq(chosen.o.valid & ~self._valid[0] & room & ~busy & ~self._hot_waits),
+            chosen.o.ready.eq(self._valid[0]),
             self.doorbell.ready.eq(chosen.i.ready),
             choice.desc.eq(self.request.payload),
         ]
@@ -138,7 +147,8 @@ class Sequence(wiring.Component):
         with m.Else():
             m.d.comb += self.request.ready.eq(chosen.i.ready)
 
-        m.d.comb += busy.eq(Cat(valid & (qpn == entry.desc.qpn) for valid, qpn in zip(self._valid, qpns, strict=False)).any())
+        # Stage 4 writes what is read in its cycle.
+        m.d.comb += busy.eq((self._valid[1] | self._valid[2]) & (self._item.desc.qpn == entry.desc.qpn))
         m.d.sync += self._valid[0].eq(enter)
         returned = Signal()  # a job left, or an event made none
         unused = Signal()
@@ -158,7 +168,7 @@ class Sequence(wiring.Component):
         conflict = Signal()
         m.d.comb += [
             self._hot_waits.eq(self.ctx.valid & (write.table == CtxTable.RESPONDER_HOT)),
-            conflict.eq((write.table == CtxTable.RESPONDER_HOT) & Cat(self._valid).any()),
+            conflict.eq((write.table == CtxTable.RESPONDER_HOT) & Cat(self._valid, self._writes_second).any()),
             self.ctx.ready.eq(~conflict & Cat(table.ctx.ready for table in tables).all()),
         ]
         for table in tables:
@@ -217,8 +227,6 @@ class Sequence(wiring.Component):
             with m.Case(Kind.CMP_SWAP, Kind.FETCH_ADD):
                 m.d.comb += wants.eq(Access.REMOTE_ATOMIC)
         m.d.sync += [
-            out.item.eq(item),
-            out.flags.eq(flags),
             *(out.cfg[name].eq(cfg[name]) for name in Cfg(self.p).members),
             *(out.hot[name].eq(hot[name]) for name in Hot().members),
             out.producer.eq(producer.value),
@@ -235,19 +243,15 @@ class Sequence(wiring.Component):
             out.is_read.eq(is_read),
             out.is_atomic.eq(is_atomic),
             out.op.eq(Mux(is_read, AtomicOp.READ, Mux(flags.kind == Kind.CMP_SWAP, AtomicOp.CMP_SWAP, AtomicOp.FETCH_ADD))),
-            out.rkey.eq(Mux(flags.starts, desc.rkey, hot.rkey)),  # R-RES-1
-            out.total.eq(Mux(flags.starts, desc.dma_length, hot.total)),
             # SEND: bytes before this packet. Others: bytes from this packet on.
             # R-RES-1
             out.resid.eq(Mux(is_atomic, 8, Mux(flags.starts, desc.dma_length & (is_write | is_read).replicate(32), hot.resid))),
         ]
-        self._va3 = Signal(64)
         self._delta3 = Signal(24)
         self._pmtu3 = Signal(13)
         self._mtu3 = Signal(3)
         self._before_last3 = Signal(32)  # READ: offset of the last byte
         m.d.sync += [
-            self._va3.eq(Mux(flags.starts, desc.va, hot.va)),
             self._delta3.eq(desc.psn - hot.epsn),  # 8.1#1
             self._pmtu3.eq(pmtu),
             self._mtu3.eq(cfg.path_mtu),
@@ -257,11 +261,16 @@ class Sequence(wiring.Component):
     def _arithmetic(self, m):
         """Stage 3 to 4: comparisons of 24 and 32 bits, sums."""
         stage, out = self._stage3, self._stage4
-        desc, hot, flags = stage.item.desc, stage.hot, stage.flags
+        desc, hot, flags = self._item.desc, stage.hot, self._flags
+        second = self._hot.second
         fits = Signal()
+        va = Signal(64)
         more_psns = Signal(24)  # R-PSN-3
-        m.d.comb += [fits.eq(stage.resid <= self._pmtu3), more_psns.eq(self._before_last3[7:] >> self._mtu3)]
-        m.d.sync += out.eq(stage)
+        m.d.comb += [
+            va.eq(Mux(flags.starts, desc.va, second.va)),
+            fits.eq(stage.resid <= self._pmtu3),
+            more_psns.eq(self._before_last3[7:] >> self._mtu3),
+        ]
         self._here, self._behind = Signal(), Signal()
         self._early, self._length_bad, self._resid_bad = Signal(), Signal(), Signal()
         resid_bad = Signal()
@@ -272,7 +281,13 @@ class Sequence(wiring.Component):
         self._next_resid, self._va4 = Signal(32), Signal(64)
         self._next_rq = Signal(16)
         self._next_va_low, self._reack_psn = Signal(33), Signal(24)
-        m.d.sync += [
+        # What stage 4 decides from stays one more cycle, for the second half of the state.
+        results = [
+            out.item.eq(self._item),
+            out.flags.eq(flags),
+            *(out[name].eq(stage[name]) for name in Judged(self.p).members),
+            out.rkey.eq(Mux(flags.starts, desc.rkey, second.rkey)),  # R-RES-1
+            out.total.eq(Mux(flags.starts, desc.dma_length, second.total)),
             self._here.eq(self._delta3 == 0),  # 8.1#1
             self._behind.eq(self._delta3[23]),  # R-PSN-1: a distance of 2^23 is behind
             self._early.eq(~stage.order_ok | ~stage.access_ok | (
@@ -283,11 +298,13 @@ class Sequence(wiring.Component):
             self._resource.eq(stage.is_read | stage.is_atomic),
             self._next_msn.eq(hot.msn + 1),  # R-MSN-1
             self._next_rq.eq(hot.rq_index + 1),  # R-WQ-8
-            self._reack_psn.eq(Mux(hot.accepted, hot.ack_psn, hot.epsn - 1)),  # R-DUP-1, R-DUP-2
+            self._reack_psn.eq(Mux(second.accepted, second.ack_psn, hot.epsn - 1)),  # R-DUP-1, R-DUP-2
             self._next_resid.eq(Mux(stage.is_write, stage.resid - desc.length, stage.resid + desc.length)),  # R-LEN-3
-            self._va4.eq(self._va3),
-            self._next_va_low.eq(self._va3[:32] + desc.length),
+            self._va4.eq(va),
+            self._next_va_low.eq(va[:32] + desc.length),
         ]
+        with m.If(self._valid[2]):
+            m.d.sync += results
 
     def _decide(self, m):
         """Stage 4: the verdict in the order of 8.1, the new state, the job."""
@@ -417,8 +434,10 @@ class Sequence(wiring.Component):
             m.d.comb += [job.respond.eq(1), job.syndrome.eq(invalid), note.eq(1), nak_state.eq(NakState.FATAL)]
 
         m.d.comb += [
-            self._hot.write_en.eq(packet),  # perhaps no word: the choice of the address shall not wait for the verdict
+            # Perhaps no word: the choice of the address shall not wait for the verdict.
+            self._hot.write_en.eq((valid | self._writes_second) & ~stage.item.event),
             self._hot.write_index.eq(desc.qpn),
+            self._hot.write_second.eq(self._writes_second),
             self._hot.write_words.eq(Mux(accept, -1, note)),
             write.epsn.eq(Mux(accept, self._next_psn, hot.epsn)),  # R-PSN-3, R-RES-7
             write.nak_state.eq(nak_state),
@@ -449,8 +468,7 @@ class Sequence(wiring.Component):
             self.probe_taken.index.eq(hot.rq_index),
             self.probe_taken.psn.eq(desc.psn),
         ]
+        m.d.comb += [self._jobs.i.valid.eq(self._made), self._jobs.i.payload.eq(job)]
         m.d.sync += [
-            self._jobs.i.valid.eq(self._made),
-            self._jobs.i.payload.eq(job),
             Assert(~self._jobs.i.valid | self._jobs.i.ready, "responder: job FIFO overflows"),
         ]

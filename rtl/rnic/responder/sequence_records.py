@@ -7,7 +7,7 @@ from ..records import RequestDesc
 from ..wire.opcode import OpcodeFlags
 from .records import AtomicOp
 
-__all__ = ["Cfg", "Checked", "Hot", "Item", "Message", "NakState"]
+__all__ = ["Cfg", "Checked", "Hot", "Item", "Judged", "Message", "NakState", "SECOND_HALF"]
 
 
 class NakState:
@@ -37,22 +37,22 @@ class Cfg(data.StructLayout):
 
 
 class Hot(data.StructLayout):
-    """What the later stages need of RESPONDER_HOT as read."""
+    """What the later stages need of the first half of RESPONDER_HOT as read."""
 
     def __init__(self):
         super().__init__({
-            "epsn": 24, "nak_state": 2, "msn": 24, "message": 2, "rq_index": 16, "cqe_index": 16, "ack_psn": 24,
-            "accepted": 1, "requests": 8,
+            "epsn": 24, "nak_state": 2, "msn": 24, "message": 2, "rq_index": 16, "cqe_index": 16, "requests": 8,
         })  # fmt: skip
 
 
-class Checked(data.StructLayout):
-    """Fields that stages 3 and 4 share."""
+SECOND_HALF = ("va", "rkey", "ack_psn", "total")  # fields of RESPONDER_HOT in the second half of its record
+
+
+class Judged(data.StructLayout):
+    """What stage 3 adds to the item."""
 
     def __init__(self, p: Params):
         super().__init__({
-            "item": Item(p),
-            "flags": OpcodeFlags,
             "cfg": Cfg(p),
             "hot": Hot(),
             "producer": 16,
@@ -69,7 +69,12 @@ class Checked(data.StructLayout):
             "is_read": 1,
             "is_atomic": 1,
             "op": AtomicOp,
-            "rkey": 32,
-            "total": 32,
             "resid": 32,
         })  # fmt: skip
+
+
+class Checked(data.StructLayout):
+    """All that stage 4 needs."""
+
+    def __init__(self, p: Params):
+        super().__init__({"item": Item(p), "flags": OpcodeFlags, "rkey": 32, "total": 32, **Judged(p).members})

@@ -5,7 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from rnic.stream.beat import Beat
+from rnic.stream.beat import Beat, StoredBeat
 from rnic.stream.check import watch
 
 __all__ = ["EthFifo"]
@@ -15,7 +15,7 @@ class EthFifo(wiring.Component):
     """A frame FIFO with commit and rollback.
 
     A frame becomes visible when its last beat has been written with ``commit``; without, or when it did not fit, nothing
-    of it remains. A frame larger than the FIFO never fits.
+    of it remains. No beat is without a byte. A frame larger than the FIFO never fits.
 
     Timing: takes a beat every cycle, always; a frame's first beat is offered three cycles after its last was taken; one
     beat per cycle out. Frames keep their order.
@@ -40,7 +40,7 @@ class EthFifo(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.store = store = memory.Memory(shape=Beat(self.width), depth=self.depth, init=[])
+        m.submodules.store = store = memory.Memory(shape=StoredBeat(self.width), depth=self.depth, init=[])
         write_port = store.write_port()
         read_port = store.read_port()
         bits = self.depth.bit_length()  # one more than the address: full and empty differ
@@ -54,7 +54,7 @@ class EthFifo(wiring.Component):
             full.eq(used == self.depth),
             self.overflow.eq(lost | full),
             write_port.addr.eq(write_at),
-            write_port.data.eq(self.beat),
+            StoredBeat.put(write_port.data, self.beat),
             write_port.en.eq(self.valid & ~self.overflow),
         ]
         with m.If(self.valid):
@@ -70,9 +70,9 @@ class EthFifo(wiring.Component):
                 m.d.sync += write_at.eq(write_at + 1)
 
         latched, out_free, fetch = Signal(), Signal(), Signal()
-        out_beat = Signal(Beat(self.width), reset_less=True)  # no reset: the memory's output goes straight into it
+        out_beat = Signal(StoredBeat(self.width), reset_less=True)  # no reset: the memory's output goes straight into it
         m.d.comb += [
-            self.o.payload.eq(out_beat),
+            StoredBeat.get(self.o.payload, out_beat),
             out_free.eq(~self.o.valid | self.o.ready),
             fetch.eq((read_at != commit_at) & (~latched | out_free)),
             read_port.addr.eq(read_at),

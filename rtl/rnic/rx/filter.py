@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..abi import ADDRESS_CTX, GID_ENTRY, QpState, QpType
 from ..config import Params
 from ..records import Probe, ProbeEvent, RequestDesc, ResponseDesc, RxDrop
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import PacketHandle
 from ..wire.layout import swap_bytes
@@ -29,11 +29,12 @@ class Filter(wiring.Component):
     neither request nor response and ends here (R-CC-3). All failures are silent.
 
     Ports: ``hdr`` headers of frames whose ICRC is right; ``handle`` one item for each of them that has payload, in the same
-    order. The address context is read through ``addr_index``/``addr`` (2 cycles); ``gid_index``/``gid`` and
+    order. The address context is read through ``addr_index``/``addr`` (``p.address_cycles``); ``gid_index``/``gid`` and
     ``pkey_index``/``pkey`` are answered in the same cycle. ``free`` frees the cells of dropped payload. ``drop`` pulses with
     ``cause`` (one cycle a frame).
 
-    Timing: one header per cycle; 7 cycles from ``hdr`` to the descriptor. A consumer that is not ready stalls ``hdr``.
+    Timing: one header every 2 cycles; 5 cycles and ``p.address_cycles`` from ``hdr`` to the descriptor. A consumer that is not
+    ready stalls ``hdr``.
     """
 
     def __init__(self, p: Params):
@@ -57,15 +58,17 @@ class Filter(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.waiting = waiting = StreamFifo(RequestAndResponse(self.p), _DEPTH)
+        m.submodules.waiting = waiting = StreamFifo(Waiting(self.p), _DEPTH, direct=True)
         m.submodules.verdicts = verdicts = StreamFifo(Verdict, _DEPTH)
         take = Signal()
+        read = Signal()  # the address context of the header on `hdr` is being read: it stays one more cycle
         m.d.comb += [
-            waiting.i.valid.eq(self.hdr.valid),
-            self.hdr.ready.eq(waiting.i.ready),
-            take.eq(self.hdr.valid & waiting.i.ready),
+            waiting.i.valid.eq(self.hdr.valid & ~read),
+            take.eq(waiting.i.valid & waiting.i.ready),
+            self.hdr.ready.eq(read),
         ]
-        self._split(m, waiting.i.payload)
+        m.d.sync += read.eq(take)
+        self._keep(m, waiting.i.payload)
         self._check(m, take, verdicts.i)
         self._route(m, waiting.o, verdicts.o)
         # every verdict has its header still in `waiting`, which is as deep
@@ -73,61 +76,74 @@ class Filter(wiring.Component):
             m.d.sync += Assert(verdicts.i.ready, Format("filter: no room for a verdict"))
         return m
 
-    def _split(self, m, into):
-        """What later stages need of the header."""
-        hdr, request, response = self.hdr.payload, into.request, into.response
-        m.d.comb += into.has_payload.eq(hdr.payload_len != 0)
-        for desc in (request, response):
-            m.d.comb += [
-                desc.qpn.eq(hdr.dest_qpn),
-                desc.opcode.eq(hdr.opcode),
-                desc.psn.eq(hdr.psn),
-                desc.pad.eq(hdr.pad),
-                desc.length.eq(hdr.payload_len),  # R-PAD-3
-            ]
+    def _keep(self, m, item):
+        """What later stages need of the header: an extended header's word once, whatever it means for the opcode."""
+        hdr, flags = self.hdr.payload, self.hdr.payload.flags
         m.d.comb += [
-            request.solicited.eq(hdr.se),
-            request.ackreq.eq(hdr.ackreq),
-            request.va.eq(hdr.va),
-            request.rkey.eq(hdr.rkey),
-            request.dma_length.eq(hdr.dma_len),
-            request.swap.eq(hdr.swap),
-            request.compare.eq(hdr.compare),
-            request.imm.eq(hdr.imm),
-            request.src_qp.eq(hdr.src_qp),
-            request.ce.eq(hdr.ecn == 3),  # R-CC-1
-            response.syndrome.eq(hdr.aeth_syndrome),
-            response.msn.eq(hdr.aeth_msn),
-            response.original.eq(hdr.original),
+            *(item[name].eq(hdr[name]) for name in ("opcode", "psn", "pad", "se", "ackreq", "src_qp")),
+            item.qpn.eq(hdr.dest_qpn),
+            item.length.eq(hdr.payload_len),  # R-PAD-3
+            item.has_payload.eq(hdr.payload_len != 0),
+            item.ce.eq(hdr.ecn == 3),  # R-CC-1
+            item.ext[0].eq(Mux(flags.has_aeth, Cat(hdr.aeth_msn, hdr.aeth_syndrome), hdr.va[32:])),
+            item.ext[1].eq(Mux(flags.has_atomicack, hdr.original[32:], hdr.va[:32])),
+            item.ext[2].eq(Mux(flags.has_atomicack, hdr.original[:32], hdr.rkey)),
+            item.ext[3].eq(Mux(flags.has_atomiceth, hdr.swap[32:], hdr.dma_len)),
+            item.ext[4].eq(hdr.swap[:32]),
+            item.ext[5].eq(hdr.compare[32:]),
+            item.ext[6].eq(Mux(flags.has_atomiceth, hdr.compare[:32], hdr.imm)),
+        ]
+
+    @staticmethod
+    def _split(m, item, request, response):
+        """Descriptors of a kept header; a field of an extended header the opcode does not have is garbage."""
+        for desc in (request, response):
+            m.d.comb += [desc[name].eq(item[name]) for name in ("qpn", "opcode", "psn", "pad", "length")]
+        words = item.ext
+        m.d.comb += [
+            request.solicited.eq(item.se),
+            request.ackreq.eq(item.ackreq),
+            request.va.eq(Cat(words[1], words[0])),
+            request.rkey.eq(words[2]),
+            request.dma_length.eq(words[3]),
+            request.swap.eq(Cat(words[4], words[3])),
+            request.compare.eq(Cat(words[6], words[5])),
+            request.imm.eq(words[6]),
+            request.src_qp.eq(item.src_qp),
+            request.ce.eq(item.ce),
+            response.syndrome.eq(words[0][24:]),
+            response.msn.eq(words[0][:24]),
+            response.original.eq(Cat(words[2], words[1])),
         ]
 
     def _check(self, m, take, out):
-        """Five stages: index, memory (2), compare, decide."""
+        """Five stages: index, memory (2 or 3 cycles), compare, decide."""
         p, hdr = self.p, self.hdr.payload
         slim = data.StructLayout({
             "in_range": 1, "request": 1, "response": 1, "transport": 2, "management": 1, "pkey": 16, "qkey": 32, "src_ip": 128,
             "dst_ip": 128, "dst_mac": 48, "vlan_valid": 1, "vlan_vid": 12,
         })  # fmt: skip
-        stages = [Signal(slim, name=f"stage_{i}") for i in range(3)]
+        now, seen = Signal(slim), Signal(slim)
         valid = Signal(5)
         m.d.sync += valid.eq(Cat(take, valid))
         m.d.comb += [
             self.addr_index.eq(hdr.dest_qpn),
-            stages[0].in_range.eq(hdr.dest_qpn[p.qpn_bits :] == 0),  # an id from the wire, checked before it means anything
-            stages[0].request.eq(hdr.flags.is_request),
-            stages[0].response.eq(hdr.flags.is_response),
-            stages[0].transport.eq(hdr.opcode[5:7]),
-            stages[0].management.eq(hdr.opcode[7]),
-            stages[0].pkey.eq(hdr.pkey),
-            stages[0].qkey.eq(hdr.qkey),
-            stages[0].src_ip.eq(swap_bytes(hdr.src_ip)),
-            stages[0].dst_ip.eq(swap_bytes(hdr.dst_ip)),
-            stages[0].dst_mac.eq(swap_bytes(hdr.dst_mac)),
-            stages[0].vlan_valid.eq(hdr.vlan_valid & (hdr.vlan_vid != 0)),  # VID 0 is a priority tag: no VLAN
-            stages[0].vlan_vid.eq(hdr.vlan_vid),
+            now.in_range.eq(hdr.dest_qpn[p.qpn_bits :] == 0),  # an id from the wire, checked before it means anything
+            now.request.eq(hdr.flags.is_request),
+            now.response.eq(hdr.flags.is_response),
+            now.transport.eq(hdr.opcode[5:7]),
+            now.management.eq(hdr.opcode[7]),
+            now.pkey.eq(hdr.pkey),
+            now.qkey.eq(hdr.qkey),
+            now.src_ip.eq(swap_bytes(hdr.src_ip)),
+            now.dst_ip.eq(swap_bytes(hdr.dst_ip)),
+            now.dst_mac.eq(swap_bytes(hdr.dst_mac)),
+            now.vlan_valid.eq(hdr.vlan_valid & (hdr.vlan_vid != 0)),  # VID 0 is a priority tag: no VLAN
+            now.vlan_vid.eq(hdr.vlan_vid),
         ]
-        m.d.sync += [stages[1].eq(stages[0]), stages[2].eq(stages[1])]
-        seen, ctx, gid = stages[2], self.addr, self.gid
+        with m.If(valid[0]):  # the header's second cycle
+            m.d.sync += seen.eq(now)
+        ctx, gid = self.addr, self.gid
         m.d.comb += [self.gid_index.eq(ctx.sgid_index), self.pkey_index.eq(ctx.pkey_index)]
 
         # stage 3: compares, 32 bits at a time
@@ -176,25 +192,24 @@ class Filter(wiring.Component):
             m.d.comb += verdict.cause.eq(RxDrop.BAD_ADDRESS)
         with m.Else():
             m.d.comb += verdict.ok.eq(~ignore)  # R-CC-3
-        m.d.sync += [out.payload.eq(verdict), out.valid.eq(valid[2])]
+        m.d.sync += [out.payload.eq(verdict), out.valid.eq(valid[p.address_cycles])]
 
     def _route(self, m, waiting, verdict):
         """Join header, verdict and, where there is payload, the store's handle; send it where it belongs."""
         item, handle = waiting.payload, self.handle.payload
         # The choice below ends here: the takers' ready is not in it.
-        m.submodules.request_out = request = SkidBuffer(RequestDesc(self.p))
-        m.submodules.response_out = response = SkidBuffer(ResponseDesc(self.p))
-        m.submodules.free_out = free = SkidBuffer(range(self.p.rx_cells))
+        m.submodules.request_out = request = HalfRegister(RequestDesc(self.p))
+        m.submodules.response_out = response = HalfRegister(ResponseDesc(self.p))
+        m.submodules.free_out = free = HalfRegister(range(self.p.rx_cells))
         wiring.connect(m, request.o, wiring.flipped(self.request))
         wiring.connect(m, response.o, wiring.flipped(self.response))
         wiring.connect(m, free.o, wiring.flipped(self.free))
         both, ready, lost, good, done = Signal(), Signal(), Signal(), Signal(), Signal()
+        self._split(m, item, request.i.payload, response.i.payload)
         m.d.comb += [
             both.eq(waiting.valid & verdict.valid & (self.handle.valid | ~item.has_payload)),
             lost.eq(item.has_payload & handle.dropped),
             good.eq(verdict.payload.ok & ~lost),
-            request.i.payload.eq(item.request),
-            response.i.payload.eq(item.response),
             request.i.payload.head.eq(handle.head),
             response.i.payload.head.eq(handle.head),
             free.i.payload.eq(handle.head),
@@ -213,16 +228,20 @@ class Filter(wiring.Component):
             self.cause.eq(Mux(lost, RxDrop.NO_SPACE, verdict.payload.cause)),
             self.probe.valid.eq(done),
             self.probe.event.eq(Mux(good, ProbeEvent.FRAME_IN, ProbeEvent.FRAME_DROPPED)),
-            self.probe.qpn.eq(item.request.qpn),
-            self.probe.psn.eq(item.request.psn),
-            self.probe.opcode.eq(Mux(good, item.request.opcode, self.cause)),
-            self.probe.length.eq(item.request.length),
+            self.probe.qpn.eq(item.qpn),
+            self.probe.psn.eq(item.psn),
+            self.probe.opcode.eq(Mux(good, item.opcode, self.cause)),
+            self.probe.length.eq(item.length),
         ]
         with m.If(done & item.has_payload & ~handle.dropped):
-            m.d.sync += Assert(handle.length == item.request.length, Format("store has {} bytes, header says {}",
-                                                                            handle.length, item.request.length))  # fmt: skip
+            m.d.sync += Assert(handle.length == item.length, Format("store has {} bytes, header says {}",
+                                                                            handle.length, item.length))  # fmt: skip
 
 
-def RequestAndResponse(p: Params):  # noqa: N802 (a layout)
-    """Both descriptors of a header (most fields shared by wiring: synthesis keeps one copy) and whether payload follows."""
-    return data.StructLayout({"request": RequestDesc(p), "response": ResponseDesc(p), "has_payload": 1})
+def Waiting(p: Params):  # noqa: N802 (a layout)
+    """What both descriptors need of a header; ``ext``: the words of its extended headers as numbers, the immediate data of
+    anything but an ATOMIC in the last one."""
+    return data.StructLayout({
+        "qpn": p.qpn_bits, "opcode": 8, "psn": 24, "pad": 2, "length": 13, "se": 1, "ackreq": 1, "ce": 1, "src_qp": 24,
+        "has_payload": 1, "ext": data.ArrayLayout(32, 7),
+    })  # fmt: skip

@@ -13,7 +13,8 @@ class HeaderQueue(wiring.Component):
 
     So the decision does not drive the enables of a very wide memory.
 
-    Timing: an item is offered three cycles after ``write``; one item per cycle in and out. Order is kept.
+    Timing: an item is offered two cycles after ``write``, straight from a memory read without a clock; one item per cycle in and
+    out. Order is kept.
 
     Parameters: ``shape``, the item; ``depth`` in items, a power of two (ValueError).
     Members: ``write`` and ``item``; ``wanted``, one cycle behind ``write``; ``level``, items counted, from a register; ``o``,
@@ -29,7 +30,7 @@ class HeaderQueue(wiring.Component):
             "write": In(1),
             "item": In(shape),
             "wanted": In(1),
-            "level": Out(range(depth + 2)),
+            "level": Out(range(depth + 1)),
             "o": Out(stream.Signature(shape)),
         })
 
@@ -37,13 +38,12 @@ class HeaderQueue(wiring.Component):
         m = Module()
         m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
         write_port = store.write_port()
-        read_port = store.read_port()
+        read_port = store.read_port(domain="comb")
         bits = (self.depth - 1).bit_length()
 
         written, counted = Signal(), Signal()
         write_at, write_here, read_at = Signal(bits), Signal(bits), Signal(bits)
-        stored = Signal(range(self.depth + 1))
-        fetch, taken = Signal(), Signal()
+        taken = Signal()
         m.d.sync += written.eq(self.write)
         m.d.comb += [
             counted.eq(written & self.wanted),
@@ -52,22 +52,17 @@ class HeaderQueue(wiring.Component):
             write_port.data.eq(self.item),
             write_port.en.eq(self.write),
             taken.eq(self.o.valid & self.o.ready),
-            fetch.eq((stored != 0) & (~self.o.valid | self.o.ready)),
             read_port.addr.eq(read_at),
-            read_port.en.eq(fetch),
             self.o.payload.eq(read_port.data),
         ]
         m.d.sync += [
             write_at.eq(write_here),
-            stored.eq(stored + counted - fetch),
             self.level.eq(self.level + counted - taken),
-            read_at.eq(read_at + fetch),
+            self.o.valid.eq(counted | (self.o.valid & ~(taken & (self.level == 1)))),
+            read_at.eq(read_at + taken),
+            Assert(self.o.valid == (self.level != 0), "HeaderQueue: valid and level differ"),
         ]
-        with m.If(fetch):
-            m.d.sync += self.o.valid.eq(1)
-        with m.Elif(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
         # The slot behind the last counted item must be free: it may be written before it is known to be wanted.
-        m.d.sync += Assert(~self.write | (stored + counted < self.depth),
-                           Format("HeaderQueue: write with {} of {} items", stored, self.depth))
+        m.d.sync += Assert(~self.write | (self.level + counted < self.depth),
+                           Format("HeaderQueue: write with {} of {} items", self.level, self.depth))
         return m

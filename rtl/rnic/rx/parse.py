@@ -1,5 +1,7 @@
 """The receive parser: what is a good RoCEv2 frame, its header, its payload; everything else goes another way."""
 
+import math
+
 from amaranth import *
 from amaranth.hdl import Assert, Format
 from amaranth.lib import data, stream, wiring
@@ -41,7 +43,7 @@ class Parser(wiring.Component):
       without payload has no beats (its ``hdr.payload_len`` is 0). A refused frame has beats or not. Unused lanes of the
       last beat are unspecified.
     - ``eth``: stream of Beat, frames that are not RoCEv2, whole and unchanged. Never blocks ``i``: stored in a FIFO of
-      two largest frames (`EthFifo`), dropped when they do not fit.
+      about two largest frames (`EthFifo`), dropped when they do not fit.
     - ``drop``: ``valid`` for one cycle, with ``cause``, for each frame that went neither way, RoCEv2 or not.
     - ``probe_drop``: FRAME_DROPPED with ``drop`` (FRAME_IN is reported by the filter behind).
 
@@ -54,7 +56,7 @@ class Parser(wiring.Component):
     def __init__(self, data_width: int, *, eth_frame_bytes: int = h.max_frame_bytes(MAX_PAYLOAD)):
         self.data_width = data_width
         beats = -(-2 * eth_frame_bytes // (data_width // 8))
-        self.eth_depth = 1 << (beats - 1).bit_length()
+        self.eth_depth = 1 << round(math.log2(beats))  # a few beats above a power of two would double the memory
         super().__init__({
             "i": In(stream.Signature(Beat(data_width))),
             "hdr": Out(stream.Signature(RxHeader)),

@@ -4,7 +4,7 @@ from amaranth import *
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from rnic.stream.buffer import SkidBuffer, StreamRegister
+from rnic.stream.buffer import HalfRegister, SkidBuffer, StreamRegister
 
 __all__ = ["PacketArbiter", "PriorityArbiter", "RoundRobin", "StreamArbiter"]
 
@@ -56,13 +56,14 @@ class _Arbiter(wiring.Component):
     _round_robin: bool
     _packets: bool
 
-    def __init__(self, shape, n: int, *, skid: bool = False, ahead: bool = False):
+    def __init__(self, shape, n: int, *, skid: bool = False, half: bool = False, ahead: bool = False):
         if n < 1:
             raise ValueError(f"number of inputs is {n}, must be at least 1")
         self.shape = shape
         self.n = n
         assert not ahead or (self._round_robin and not self._packets)
-        self.skid, self.ahead = skid, ahead
+        self.register = HalfRegister if half else SkidBuffer if skid else StreamRegister
+        self.ahead = ahead
         super().__init__({
             "i": In(stream.Signature(shape)).array(n),
             "o": Out(stream.Signature(shape)),
@@ -72,7 +73,7 @@ class _Arbiter(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         tagged = data.StructLayout({"payload": self.shape, "source": range(self.n)})
-        m.submodules.out = out = SkidBuffer(tagged) if self.skid else StreamRegister(tagged)
+        m.submodules.out = out = self.register(tagged)
 
         waiting = Signal(self.n)
         choice = Signal(self.n)  # one bit per input, as `grant`
@@ -163,11 +164,12 @@ class PriorityArbiter(_Arbiter):
 
     Timing: latency 1 cycle, one item per cycle. A busy low index starves the higher ones: the user bounds it.
 
-    Parameters: ``shape``, ``n``, ``skid`` as of StreamArbiter; ``packets``. Members as of StreamArbiter.
+    Parameters: ``shape``, ``n``, ``skid`` as of StreamArbiter; ``half``, one register for the same, one item per 2 cycles;
+    ``packets``. Members as of StreamArbiter.
     """
 
     _round_robin = False
 
-    def __init__(self, shape, n: int, *, packets: bool = False, skid: bool = False):
+    def __init__(self, shape, n: int, *, packets: bool = False, skid: bool = False, half: bool = False):
         self._packets = packets
-        super().__init__(shape, n, skid=skid)
+        super().__init__(shape, n, skid=skid, half=half)

@@ -1,8 +1,9 @@
 """The one packet-beat layout every data stream of the RNIC uses."""
 
+from amaranth import Cat
 from amaranth.lib import data
 
-__all__ = ["Beat", "keep_of_count"]
+__all__ = ["Beat", "StoredBeat", "keep_of_count"]
 
 
 class Beat(data.StructLayout):
@@ -28,3 +29,31 @@ def keep_of_count(count: int, lanes: int) -> int:
     if not 0 <= count <= lanes:
         raise ValueError(f"count is {count}, must be 0..{lanes}")
     return (1 << count) - 1
+
+
+class StoredBeat(data.StructLayout):
+    """A `Beat` of at least one byte as a memory holds it: the number of its bytes, less 1, for ``keep``.
+
+    Parameters: ``width``, bus width in bits.
+    """
+
+    def __init__(self, width: int):
+        super().__init__({"data": width, "count_less_1": range(width // 8), "last": 1, "err": 1})
+
+    @staticmethod
+    def put(into, beat) -> list:
+        """Statements: ``into`` holds ``beat``."""
+        keep, count = beat.keep, into.count_less_1
+        ends = [keep[lane] & ~keep[lane + 1] for lane in range(len(keep) - 1)] + [keep[-1]]  # the last lane with a byte
+        return [
+            *(into[name].eq(beat[name]) for name in ("data", "last", "err")),
+            *(count[bit].eq(Cat(end for lane, end in enumerate(ends) if lane >> bit & 1).any()) for bit in range(len(count))),
+        ]
+
+    @staticmethod
+    def get(beat, stored) -> list:
+        """Statements: ``beat`` is what ``stored`` holds."""
+        return [
+            *(beat[name].eq(stored[name]) for name in ("data", "last", "err")),
+            beat.keep.eq(Cat(stored.count_less_1 >= lane for lane in range(len(beat.keep)))),
+        ]

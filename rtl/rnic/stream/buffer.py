@@ -4,7 +4,7 @@ from amaranth import *
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["SkidBuffer", "StreamRegister"]
+__all__ = ["HalfRegister", "SkidBuffer", "StreamRegister"]
 
 
 class StreamRegister(wiring.Component):
@@ -64,4 +64,26 @@ class SkidBuffer(wiring.Component):
             m.d.sync += skid_full.eq(1)
         with m.If(~skid_full):
             m.d.sync += skid.eq(self.i.payload)
+        return m
+
+
+class HalfRegister(wiring.Component):
+    """One register that is filled or emptied: cuts payload, ``valid`` and ``ready`` paths for half of what a `SkidBuffer` costs,
+    where an item comes every other cycle at most.
+
+    Timing: latency 1 cycle, one item every 2 cycles; all outputs come from registers. Order is kept.
+
+    Parameters: ``shape``, the payload. Members: ``i``, ``o`` streams of ``shape``.
+    """
+
+    def __init__(self, shape):
+        self.shape = shape
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.i.ready.eq(~self.o.valid)
+        m.d.sync += self.o.valid.eq(Mux(self.o.valid, ~self.o.ready, self.i.valid))
+        with m.If(~self.o.valid):
+            m.d.sync += self.o.payload.eq(self.i.payload)
         return m

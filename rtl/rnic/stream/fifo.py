@@ -5,7 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from rnic.stream.buffer import SkidBuffer, StreamRegister
+from rnic.stream.buffer import HalfRegister, SkidBuffer, StreamRegister
 
 __all__ = ["StreamFifo"]
 
@@ -17,21 +17,23 @@ class StreamFifo(wiring.Component):
     """Holds up to ``depth`` items in a memory behind an output register.
 
     Up to 32 items the memory is one of logic cells, read without a clock, else its output is registered twice (memory latch,
-    output register). An item that finds nothing in front of it goes around the memory.
+    output register). An item that finds nothing in front of it goes around the memory. With ``direct`` 4 to 32 items are
+    read straight from the memory, without output register or way around: for a reader that takes them to a register.
 
-    Timing: latency 1 cycle when empty (2 for ``depth`` 3), at most 3 (shallow: 2) behind other items; one item per cycle in
-    and out for ``depth`` >= 2, one item every two cycles for ``depth`` 1; ``i.ready`` depends on registers only and is 1
-    while ``level < depth``. Order is kept.
+    Timing: latency 1 cycle when empty (2 for ``depth`` 3), at most 3 (shallow: 2, ``direct``: 1) behind other items; one item per
+    cycle in and out for ``depth`` >= 2, one item every two cycles for ``depth`` 1; ``i.ready`` depends on registers only and is
+    1 while ``level < depth``. Order is kept.
 
     Parameters: ``shape``, the payload; ``depth`` >= 1, items. Raises ValueError for a depth below 1.
     Members: ``i``, ``o`` streams of ``shape``; ``level``, items held (0..depth), from a register.
     """
 
-    def __init__(self, shape, depth: int):
+    def __init__(self, shape, depth: int, *, direct: bool = False):
         if depth < 1:
             raise ValueError(f"FIFO depth is {depth}, must be at least 1")
         self.shape = shape
         self.depth = depth
+        self.direct = direct and 3 < depth <= _SHALLOW
         super().__init__({
             "i": In(stream.Signature(shape)),
             "o": Out(stream.Signature(shape)),
@@ -44,16 +46,17 @@ class StreamFifo(wiring.Component):
             self._elaborate_register(m)
         elif self.depth <= 3:
             self._elaborate_pair(m)
+        elif self.direct:
+            self._elaborate_direct(m)
         else:
             self._elaborate_memory(m)
         return m
 
     def _elaborate_register(self, m):
-        m.d.comb += [self.i.ready.eq(~self.o.valid), self.level.eq(self.o.valid)]
-        with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [self.o.valid.eq(1), self.o.payload.eq(self.i.payload)]
-        with m.Elif(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+        m.submodules.half = half = HalfRegister(self.shape)
+        wiring.connect(m, wiring.flipped(self.i), half.i)
+        wiring.connect(m, half.o, wiring.flipped(self.o))
+        m.d.comb += self.level.eq(half.o.valid)
 
     def _elaborate_pair(self, m):
         # Shallower than the way through a memory: two or three registers keep one item per cycle.
@@ -67,6 +70,35 @@ class StreamFifo(wiring.Component):
             wiring.connect(m, pair.o, third.i)
             wiring.connect(m, third.o, wiring.flipped(self.o))
             m.d.comb += self.level.eq(pair.level + third.o.valid)
+
+    def _elaborate_direct(self, m):
+        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
+        write_port, read_port = store.write_port(), store.read_port(domain="comb")
+        has_room = Signal(init=1)  # level != depth
+        push, pop = Signal(), Signal()
+        m.d.comb += [
+            self.i.ready.eq(has_room),
+            push.eq(self.i.valid & has_room),
+            pop.eq(self.o.valid & self.o.ready),
+            # What is behind the last item does not count: no item's arrival drives the enables of a wide memory.
+            write_port.en.eq(has_room),
+            write_port.data.eq(self.i.payload),
+            self.o.payload.eq(read_port.data),
+        ]
+        for port, step in ((write_port, push), (read_port, pop)):
+            with m.If(step):
+                m.d.sync += port.addr.eq(port.addr + 1)
+                if self.depth & (self.depth - 1):
+                    with m.If(port.addr == self.depth - 1):
+                        m.d.sync += port.addr.eq(0)
+        with m.If(push != pop):
+            m.d.sync += self.level.eq(self.level + Mux(pop, -1, 1))
+        m.d.sync += [
+            self.o.valid.eq(push | (self.o.valid & ~(pop & (self.level == 1)))),
+            has_room.eq(pop | (has_room & ~(push & (self.level == self.depth - 1)))),
+            Assert((self.o.valid == (self.level != 0)) & (has_room == (self.level != self.depth)),
+                   Format("StreamFifo: flags and level {} differ", self.level)),
+        ]
 
     def _elaborate_memory(self, m):
         m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])

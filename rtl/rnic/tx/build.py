@@ -193,14 +193,14 @@ class Builder(wiring.Component):
     is behind drops it. ``own``, with every beat of a frame: it goes to the MAC it comes from. UD headers: see
     `HeaderAssembler`.
 
-    The address context of ``header.qpn`` is read through ``addr_index`` / ``addr`` (2 cycles, stays while the index stays:
-    a `ContextTable` read port); ``gid`` and ``pkey`` follow ``gid_index`` and ``pkey_index`` in the same cycle.
+    The address context of ``header.qpn`` is read through ``addr_index`` / ``addr`` (``p.address_cycles``, stays while the index
+    stays: an `AddressTable` read port); ``gid`` and ``pkey`` follow ``gid_index`` and ``pkey_index`` in the same cycle.
 
     Rules: R-FRM-2, R-FRM-4, R-FRM-6, R-FRM-7, R-PAD-1, R-ICRC-1..5, R-ICRC-8.
 
-    Timing: header in at cycle t, first beat on ``frame`` at t + 8; one beat per cycle; frames follow each other without an
-    idle cycle, except single-beat frames (one every 2 cycles), while headers come in time: at least 4 cycles before the
-    frame before it ends.
+    Timing: header in at cycle t, first beat on ``frame`` at t + 6 + ``p.address_cycles``; one beat per cycle; frames follow each
+    other without an idle cycle, except single-beat frames (one every 2 cycles), while headers come in time: at least
+    2 + ``p.address_cycles`` cycles before the frame before it ends.
 
     Probe: FRAME_OUT with the frame's first beat.
     """

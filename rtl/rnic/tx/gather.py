@@ -15,7 +15,6 @@ from ..records import (
     ProbeEvent,
     QpEvent,
     SendFailure,
-    TxHeader,
     TxJob,
     XlateSignature,
     XlateStatus,
@@ -48,32 +47,34 @@ class Gather(wiring.Component):
     Timing: job to read command 11 cycles plus the translation; first word to first payload beat as `Packer` (2 or
     3 cycles), header one cycle later; one beat per cycle, one idle cycle between packets; one packet every 3 cycles.
 
-    A marker (TxJob.marker) makes no packet: ``marker_out`` pulses when all packets before it have left here.
-
     ``gone`` pulses when a packet has left, failed or been dropped; ``at_hand`` is its header, and that of the packet a
     ``failure`` is about. ``rights``: abi.Access bits the memory must allow (0: a local read).
     A marker (TxJob.marker) makes no packet: ``marker_out`` pulses when all packets before it have left here.
+
+    Parameters: ``job``, a shape with the fields of TxJob that its packets use (None: TxJob); ``header`` carries its header.
 
     Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
     LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
     """
 
-    def __init__(self, p: Params, rights: int = 0):
+    def __init__(self, p: Params, rights: int = 0, job=None):
         self.p = p
         self.packets = 2 * p.desc_depth
-        self.window = TranslateWindow(p, rights)
+        self._job = TxJob(p) if job is None else job
+        self.window = TranslateWindow(p, rights, self._job)
+        header = self._job.members["header"]
         self.tag_bits = self.window.tag_bits
         beats = stream.Signature(Beat(p.data_width))
         super().__init__({
-            "job": In(stream.Signature(TxJob(p))),
+            "job": In(stream.Signature(self._job)),
             "segment": In(stream.Signature(GatherSegment(p))),
             "inline": In(beats),
             "ctx": In(CtxBus(p)),
-            "header": Out(stream.Signature(TxHeader(p))),
+            "header": Out(stream.Signature(header)),
             "payload": Out(beats),
             "failure": Out(stream.Signature(SendFailure(p))),
             "gone": Out(1),
-            "at_hand": Out(TxHeader(p)),
+            "at_hand": Out(header),
             "marker_out": Out(1),
             "share_qpn": In(p.qpn_bits),
             "share_ahead": In(range(self.window.slots + 1)),
@@ -95,7 +96,7 @@ class Gather(wiring.Component):
         m = Module()
         p = self.p
         m.submodules.window = window = self.window
-        m.submodules.flight = flight = StreamFifo(TranslatedJob(p), self.packets)
+        m.submodules.flight = flight = StreamFifo(TranslatedJob(self._job), self.packets, direct=True)
         m.submodules.packer = packer = Packer(p.data_width)
         # Of packets that leave next: the window keeps those of the others.
         m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), 2 * inline_beats(p))
@@ -173,7 +174,7 @@ class Gather(wiring.Component):
         m.submodules.poison = poison = memory.Memory(shape=1, depth=p.num_qps, init=[])  # R-ERR-7
         poison_write = poison.write_port()
         following = Signal()  # the next packet becomes the one at hand
-        job = Signal(TxJob(p))  # the packet at hand
+        job = Signal(self._job)  # the packet at hand
         status = Signal(XlateStatus)
         here = Signal()
         # What is left to do for it, all in registers.

@@ -111,9 +111,10 @@ class HeaderAssembler(wiring.Component):
     0 here: the checksum follows on its own stream, in the order of ``o``, for IPv4 frames only.
     UD: ``rkey`` is the Q_Key, ``va`` 23:0 the destination QPN, ``qpn`` the source QPN of the DETH.
 
-    Timing: header in at cycle t, ``o`` valid at t + 3, ``checksum_valid`` 4 cycles after ``o`` was taken; one header every
-    2 cycles. ``header.ready`` depends on registers only. ``addr`` is read 2 cycles after ``addr_index`` and must stay while
-    the index stays; ``gid`` and ``pkey`` follow their index in the same cycle.
+    Timing: header in at cycle t, ``o`` valid at t + 1 + ``p.address_cycles``, ``checksum_valid`` 4 cycles after ``o`` was taken;
+    one header every ``p.address_cycles``. ``header.ready`` depends on registers only. ``addr`` is read ``p.address_cycles`` after
+    ``addr_index``, which stays so long, and must stay while the index stays; ``gid`` and ``pkey`` follow their index in the same
+    cycle.
     """
 
     def __init__(self, p: Params):
@@ -147,8 +148,12 @@ class HeaderAssembler(wiring.Component):
             self.gid_index.eq(self.addr.sgid_index),
             self.pkey_index.eq(self.addr.pkey_index),
         ]
+        read = Signal(p.address_cycles - 1)  # the context has been asked for a cycle ago, two
+        m.d.comb += read[0].eq(asked_valid & ~move)
+        if len(read) > 1:
+            m.d.sync += read[1].eq(read[0])
         m.d.sync += [
-            asked_ready.eq(asked_valid & ~move),
+            asked_ready.eq(read[-1] & ~move),
             flags.eq(opcodes.decode(m, asked.opcode)),
             payload_words.eq((asked.length + 3) >> 2),  # R-PAD-1
         ]

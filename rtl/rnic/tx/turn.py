@@ -26,7 +26,7 @@ class FrameTurn(wiring.Component):
 
     Timing: to ``wire`` combinational; to ``loop`` 3 cycles after the frame's last beat; one beat per cycle.
 
-    Parameters: ``width`` of the bus in bits, ``depth`` of the FIFO in beats, a power of two, at least two largest frames.
+    Parameters: ``width`` of the bus in bits, ``depth`` of the FIFO in beats, a power of two, more than a largest frame.
     """
 
     def __init__(self, width: int, depth: int):

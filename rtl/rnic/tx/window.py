@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..config import Params
 from ..records import GatherSegment, Probe, QpEvent, TxJob, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
-from ..stream.beat import Beat
+from ..stream.beat import Beat, StoredBeat
 from ..stream.buffer import SkidBuffer, StreamRegister
 from .share import WindowShare
 from .window_answers import WindowAnswers
@@ -31,15 +31,18 @@ class TranslateWindow(WindowAnswers):
     of those jobs that have some and status OK, ``inline_o`` the inline payload, same order; ``share_qpn``, ``share_ahead``,
     ``share``, ``slow``, ``note``, ``noted``, ``wake`` of `WindowShare`.
 
-    Timing: one segment per cycle, one packet every 2 cycles, of one QP every 3; 8 cycles from job to ``o``
-    besides the translation itself (9 without a segment to translate).
+    Timing: one segment or packet every 2 cycles, packets of one QP every 3; 7 cycles from job to ``o`` besides the translation
+    itself (8 without a segment to translate).
+
+    Parameters: ``job``, a shape with the fields of TxJob that are used here, or None for TxJob.
 
     Probe: LOCAL_TRANSLATED (psn, length) when a segment is translated.
     """
 
-    def __init__(self, p: Params, rights: int = 0):
+    def __init__(self, p: Params, rights: int = 0, job=None):
         self.p = p
         self.rights = rights
+        self._job = TxJob(p) if job is None else job
         self.slots, self.segment_bits = window_shape(p)
         self.slot_bits = (self.slots - 1).bit_length()
         # Tag: piece (0 first, 1 rest), segment, slot.
@@ -49,10 +52,10 @@ class TranslateWindow(WindowAnswers):
         self.count_bits = max(self.segment_bits, self.beat_bits) + 1
         beats = stream.Signature(Beat(p.data_width))
         super().__init__({
-            "job": In(stream.Signature(TxJob(p))),
+            "job": In(stream.Signature(self._job)),
             "segment": In(stream.Signature(GatherSegment(p))),
             "inline": In(beats),
-            "o": Out(stream.Signature(TranslatedJob(p))),
+            "o": Out(stream.Signature(TranslatedJob(self._job))),
             "pieces": Out(stream.Signature(PacketPieces(p))),
             "inline_o": Out(beats),
             "xlate": Out(XlateSignature(p, self.tag_bits)),
@@ -79,8 +82,9 @@ class TranslateWindow(WindowAnswers):
         m.submodules.segments = self._segments = memory.Memory(shape=asked_for, depth=self.entries, init=[])
         m.submodules.piece_0 = self._piece_0 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
         m.submodules.piece_1 = self._piece_1 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
-        m.submodules.jobs = self._jobs = memory.Memory(shape=TxJob(p), depth=slots, init=[])
-        m.submodules.inline_beats = self._beats = memory.Memory(shape=Beat(p.data_width), depth=slots << self.beat_bits, init=[])
+        m.submodules.jobs = self._jobs = memory.Memory(shape=self._job, depth=slots, init=[])
+        m.submodules.inline_beats = self._beats = memory.Memory(
+            shape=StoredBeat(p.data_width), depth=slots << self.beat_bits, init=[])
         m.submodules.window_share = self._share = WindowShare(p, slots)
 
         # Per slot: `busy` from the first look at the job to the last read of its pieces, `waiting` while it may be picked.
@@ -190,7 +194,7 @@ class TranslateWindow(WindowAnswers):
         beat_write = self._beats.write_port()
         m.d.comb += [
             beat_write.addr.eq(Cat(beat, Const(0, self.beat_bits - len(beat)), slot)),
-            beat_write.data.eq(self.inline.payload),
+            StoredBeat.put(beat_write.data, self.inline.payload),
             beat_write.en.eq(inline_packet & self.inline.valid),
         ]
         with m.If(beat_write.en):
@@ -296,7 +300,7 @@ class TranslateWindow(WindowAnswers):
                 & ~(self._marker[slot] & marker_held))
         m.d.comb += pick.requests.eq(complete)
 
-        # Pick a packet; its job is read in the same cycle and is on `o` two cycles later.
+        # Pick a packet; its job is read in the same cycle and on `o` in the next.
         picking = Signal()
         job_read = self._jobs.read_port()
         job_latched = Signal()
@@ -311,6 +315,8 @@ class TranslateWindow(WindowAnswers):
             pick.advance.eq(picking),
             job_read.addr.eq(pick.grant),
             job_read.en.eq(picking),
+            self.o.payload.job.eq(job_read.data),
+            self.o.payload.status.eq(Mux(bad, status, XlateStatus.OK)),
         ]
         # Counts a cycle later: in between there is no pick.
         m.d.sync += self._picked.eq(Mux(picking, pick.chosen, 0))
@@ -318,15 +324,9 @@ class TranslateWindow(WindowAnswers):
         m.d.sync += job_latched.eq(picking)
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
-        with m.If(job_latched):
-            m.d.sync += [
-                self.o.valid.eq(1),
-                self.o.payload.job.eq(job_read.data),
-                self.o.payload.status.eq(Mux(bad, status, XlateStatus.OK)),
-            ]
         with m.If(picking):
             m.d.sync += [
-                slot.eq(pick.grant), number.eq(0), reading.eq(1),
+                self.o.valid.eq(1), slot.eq(pick.grant), number.eq(0), reading.eq(1),
                 left.eq(self._count[pick.grant]), bad.eq(self._bad.bit_select(pick.grant, 1)),
                 status.eq(self._status[pick.grant]),
             ]  # fmt: skip
@@ -357,7 +357,7 @@ class TranslateWindow(WindowAnswers):
         m.d.comb += [
             beat_port.addr.eq(Cat(number[: self.beat_bits], slot)),
             beats.i.valid.eq(latched_beat),
-            beats.i.payload.eq(beat_port.data),
+            StoredBeat.get(beats.i.payload, beat_port.data),
         ]
         port_0, port_1 = self._piece_0.read_port(), self._piece_1.read_port()
         header = job_read.data.header  # stays until the next pick, one cycle after the last read at the earliest

@@ -5,7 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, stream, wiring
 
 from ..records import ProbeEvent, XlateStatus
-from ..stream.buffer import SkidBuffer
+from ..stream.buffer import HalfRegister
 from ..stream.fifo import StreamFifo
 
 __all__ = ["WindowAnswers"]
@@ -17,7 +17,7 @@ class WindowAnswers(wiring.Component):
     # ------------------------------------------------------------------------------------------------------- requests
     def _requests(self, m):
         """New requests, and those for the rest of a segment, which go first; returns the port for new ones."""
-        m.submodules.request_out = out = SkidBuffer(self.xlate.request.payload.shape())
+        m.submodules.request_out = out = HalfRegister(self.xlate.request.payload.shape())
         wiring.connect(m, out.o, wiring.flipped(self.xlate.request))
         new = stream.Signature(out.i.payload.shape()).create(path=("request_new",))
         self._rest = stream.Signature(out.i.payload.shape()).create(path=("request_rest",))

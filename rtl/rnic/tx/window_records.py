@@ -4,7 +4,7 @@ from amaranth.lib import data
 
 from ..abi import inline_bytes
 from ..config import Params
-from ..records import TxJob, XlateStatus
+from ..records import XlateStatus
 
 __all__ = ["PacketPieces", "TranslatedJob", "inline_beats", "window_shape"]
 
@@ -21,10 +21,12 @@ def inline_beats(p: Params) -> int:
 
 
 class TranslatedJob(data.StructLayout):
-    """A packet in the order in which its payload is read. ``status`` other than OK: nothing of it is read."""
+    """A packet in the order in which its payload is read. ``status`` other than OK: nothing of it is read.
 
-    def __init__(self, p: Params):
-        super().__init__({"job": TxJob(p), "status": XlateStatus})
+    Parameter ``job``, shape: TxJob or what is left of it."""
+
+    def __init__(self, job):
+        super().__init__({"job": job, "status": XlateStatus})
 
 
 class PacketPieces(data.StructLayout):
