@@ -58,7 +58,7 @@ class Responder(wiring.Component):
     ``land`` brings data of own READs and ATOMICs, which shares everything from `Place` on (`LandMerge`); every item has its
     answer on ``landed``, in order.
 
-    Timing: see the blocks; a 64-byte WRITE is answered 44 cycles after it came at 512 bits, 11 of them translation; one every 4
+    Timing: see the blocks; a 64-byte WRITE is answered 43 cycles after it came at 512 bits, 11 of them translation; one every 4
     cycles.
 
     Members: as in docs/architecture.md; translation clients ``xlate_ring``, ``xlate_place``,
