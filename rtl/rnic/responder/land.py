@@ -1,13 +1,14 @@
 """Joins landings (data of own READs and ATOMICs) with the jobs of inbound requests in front of Place."""
 
 from amaranth import *
+from amaranth.hdl import Assert
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..config import Params
 from ..records import LandJob
 from ..stream.arbiter import RoundRobin
-from .records import FetchedJob, JobKind
+from .records import FetchedJob, JobKind, is_barrier
 
 __all__ = ["LandMerge"]
 
@@ -18,9 +19,10 @@ class LandMerge(wiring.Component):
     A FLUSH among the requests waits for every landing that came before it (`AHEAD` of them at most): what ``drained`` of the
     responder says is true of landings too.
 
-    Timing: combinational, one job per cycle; one that is offered stays until it is taken.
+    Timing: combinational; a job that is offered stays until it is taken, in its second cycle at the earliest (asserted), so
+    that no ``ready`` depends on the choice.
 
-    Members: ``i`` FetchedJob, ``land`` LandJob in, ``o`` FetchedJob out: streams.
+    Members: ``i`` FetchedJob, ``land`` LandJob in, ``o`` FetchedJob out: streams; ``barrier``, `is_barrier` of ``o``.
     """
 
     AHEAD = 4  # landings that may wait in registers in front of this block
@@ -31,6 +33,7 @@ class LandMerge(wiring.Component):
             "i": In(stream.Signature(FetchedJob(p))),
             "land": In(stream.Signature(LandJob(p))),
             "o": Out(stream.Signature(FetchedJob(p))),
+            "barrier": Out(1),
         })
 
     def elaborate(self, platform):
@@ -46,14 +49,18 @@ class LandMerge(wiring.Component):
             turn.requests.eq(Cat(self.i.valid & ~held, self.land.valid)),
             choice.eq(Mux(kept, chosen, turn.grant)),
             self.o.valid.eq(kept | turn.requests.any()),
-            taken.eq(self.o.valid & self.o.ready),
+            taken.eq(kept & self.o.ready),
             turn.advance.eq(taken),
-            self.i.ready.eq(taken & ~choice),
-            self.land.ready.eq(taken & choice),
+            self.i.ready.eq(taken & ~chosen),
+            self.land.ready.eq(taken & chosen),
+            self.barrier.eq(~choice & is_barrier(self.i.payload.job)),
             item.eq(self.i.payload),
         ]
-        m.d.sync += [kept.eq(self.o.valid & ~self.o.ready), chosen.eq(choice)]
-        with m.If(taken & ~choice):
+        m.d.sync += [
+            kept.eq(self.o.valid & ~self.o.ready), chosen.eq(choice),
+            Assert(kept | ~self.o.valid | ~self.o.ready, "LandMerge: a job is taken in its first cycle"),
+        ]  # fmt: skip
+        with m.If(taken & ~chosen):
             m.d.sync += passed.eq(0)
         with m.Elif(self.land.ready & flush & (passed != self.AHEAD)):
             m.d.sync += passed.eq(passed + 1)

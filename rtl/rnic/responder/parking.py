@@ -148,6 +148,7 @@ class Parking(wiring.Component):
         kept = Signal(part_bits * (parts - 1))  # the parts read so far, the newest on top
         waiting = Signal(kept_shape)  # the waiting job at hand
         entered = Signal()  # the new job at hand has
+        barrier, short = Signal(), Signal()  # of it
         last_part = Signal()
         injects, take, admitted = Signal(), Signal(), Signal()
         color, barrier_inside = Signal(), Signal()
@@ -160,13 +161,13 @@ class Parking(wiring.Component):
             places.i.valid.eq(self._freed),
             places.i.payload.eq(freed_slot),
             admitted.eq(place.o.valid & ~self.sweeping & ~(self.i_barrier & barrier_inside)),
-            take.eq(self.i.valid & self.i.ready),
+            take.eq(self.i.ready),  # not given before there is one
             place.o.ready.eq(take),
             write.addr.eq(Cat(part, place.o.payload)),
             write.data.eq(item.as_value().word_select(part, part_bits)),
             read.addr.eq(Cat(Mux(reads, part, 0), again.o.payload)),
             waiting.eq(Cat(kept, read.data)),
-            last_part.eq((part == parts - 1) | (self.i_short & (part == 1))),
+            last_part.eq((part == parts - 1) | (short & (part == 1))),
             item.job.eq(self.i.payload),
             item.color.eq(color),
             item.barrier.eq(self.i_barrier),
@@ -200,7 +201,7 @@ class Parking(wiring.Component):
                 look()
                 with m.If(self.i.valid & admitted):
                     m.d.comb += [out.i.valid.eq(1), write.en.eq(1)]
-                    m.d.sync += [part.eq(1), entered.eq(out.i.ready)]
+                    m.d.sync += [part.eq(1), entered.eq(out.i.ready), barrier.eq(self.i_barrier), short.eq(self.i_short)]
                     m.next = "Store"
             with m.State("Store"):
                 m.d.comb += [out.i.valid.eq(~entered), write.en.eq(1)]
@@ -224,14 +225,14 @@ class Parking(wiring.Component):
                     m.next = "New"
 
         # A barrier waits for the jobs of the color that it ends.
-        with m.If(take & self.i_barrier):
+        with m.If(take & barrier):
             m.d.sync += [color.eq(~color), barrier_inside.eq(1)]
         with m.Elif(self._barrier_left):
             m.d.sync += barrier_inside.eq(0)
         for i, count in enumerate(counts):
             comes, goes = Signal(name=f"comes_{i}"), Signal(name=f"goes_{i}")
             m.d.comb += [
-                comes.eq(take & ~self.i_barrier & (color == i)),
+                comes.eq(take & ~barrier & (color == i)),
                 goes.eq(self._freed & ~self._barrier_left & (self._freed_color == i)),
             ]
             m.d.sync += [

@@ -17,7 +17,7 @@ from ..wire.syndrome import NakCode, nak_syndrome
 from .parking import Parking
 from .queue import Queue
 from .receive_queue import FAST_BITS, vendor_of
-from .records import FetchedJob, JobKind, Piece, Placed, Progress, Segment, Walked, is_barrier, max_segments
+from .records import FetchedJob, JobKind, Piece, Placed, Progress, Segment, Walked, max_segments
 from .segment_ring import SegmentRing
 from .source import PayloadPlace
 from .walk import Walk
@@ -59,9 +59,9 @@ class Place(wiring.Component):
     Timing: Walked to ``o`` 3 cycles after the last answer; 1 cycle per piece and two more per job; a second part of a piece takes
     5 cycles and its translation.
 
-    Members: ``i`` FetchedJob, ``o`` Placed, ``segment``, ``payload_at`` PayloadPlace, ``free``, ``poison`` {qpn, state}: streams;
-    ``xlate`` client (tag width ``tag_bits``); ``error_drop`` pulse; ``probe`` (REMOTE_TRANSLATED; LOCAL_TRANSLATED for a
-    landing).
+    Members: ``i`` FetchedJob (with ``i_barrier``: `is_barrier`), ``o`` Placed, ``segment``, ``payload_at`` PayloadPlace,
+    ``free``, ``poison`` {qpn, state}: streams; ``xlate`` client (tag width ``tag_bits``); ``error_drop`` pulse; ``probe``
+    (REMOTE_TRANSLATED; LOCAL_TRANSLATED for a landing).
     """
 
     @staticmethod
@@ -72,6 +72,7 @@ class Place(wiring.Component):
         self.p = p
         super().__init__({
             "i": In(stream.Signature(FetchedJob(p))),
+            "i_barrier": In(1),
             "o": Out(stream.Signature(Placed(p))),
             "segment": Out(stream.Signature(Segment())),
             "payload_at": Out(stream.Signature(PayloadPlace(p))),
@@ -98,7 +99,7 @@ class Place(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i), parking.i)
         # Nothing but a SEND needs SGEs, which lie behind all the rest.
         assert 2 * FetchedJob(p)["sges"].offset < FetchedJob(p).size
-        m.d.comb += [parking.i_barrier.eq(is_barrier(self.i.p.job)), parking.i_short.eq(self.i.p.job.kind != JobKind.SEND)]
+        m.d.comb += [parking.i_barrier.eq(self.i_barrier), parking.i_short.eq(self.i.p.job.kind != JobKind.SEND)]
         wiring.connect(m, parking.enter, walk.i)
         wiring.connect(m, walk.o, walked.i)
         wiring.connect(m, walk.request, requests.i)

@@ -127,6 +127,7 @@ class Responder(wiring.Component):
         wiring.connect(m, receive_queue.o, land_merge.i)
         wiring.connect(m, wiring.flipped(self.land), land_merge.land)
         wiring.connect(m, land_merge.o, place.i)
+        m.d.comb += place.i_barrier.eq(land_merge.barrier)
         wiring.connect(m, place.o, ack.i)
         wiring.connect(m, ack.o, complete.i)
         wiring.connect(m, place.segment, move.segment)
