@@ -68,7 +68,7 @@ def interleave(rng, lists):
 
 @rule(
     "R-MSN-1", "R-CRD-1", "R-ACK-1", "R-PAD-3", "R-MR-5", "R-OPC-2", "R-CQ-2", "R-CQ-3", "R-WQ-4", "R-RES-2", "R-WQ-8",
-    "R-CQ-4", "R-RES-3", "R-REQ-3", "R-RES-7",
+    "R-CQ-4", "R-RES-3", "R-REQ-3", "R-RES-7", "R-LEN-3",
 )  # fmt: skip
 @pytest.mark.parametrize(("config", "stall", "seed"), [("tiny", 0.3, 1), ("tiny", 0.0, 2), ("hundred", 0.2, 3)])
 def test_good_traffic(config, stall, seed):
