@@ -258,7 +258,7 @@ def random_wr(rng, p, pmtu, wide, *, longest=5):
     return wr
 
 
-@rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-WQ-4", "R-WQ-5")
+@rule("R-REQ-1", "R-REQ-2", "R-REQ-3", "R-PSN-3", "R-WQ-4", "R-WQ-5", "R-CQ-1")
 @pytest.mark.parametrize("name,max_sge,seed,stall", [
     ("tiny", 4, 1, 0.2), ("tiny", 6, 2, 0.0), ("hundred", 4, 3, 0.2), ("hundred", 6, 4, 0.3), ("tiny", 1, 5, 0.2),
 ])  # fmt: skip

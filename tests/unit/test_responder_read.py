@@ -150,6 +150,16 @@ def test_duplicates():
     assert int.from_bytes(bench.world.memory[at : at + 8], "little") == original + 5 & (1 << 64) - 1
 
 
+@rule("R-DUP-6", "R-DUP-7")
+def test_a_request_that_never_was_is_not_known():
+    """A duplicate that equals an entry as it is after power-up gets no answer; nor does one when the first request is known."""
+    bench, qp, _ = bench_of(13, epsn=lambda rng: 1)
+    never = read(qp, -1, 0, rkey=0, va=0)
+    bench.run([never, ("idle",), read(qp, 0, 10), ("idle",), never, ("idle",)], settle=150)
+    bench.compare()
+    assert [a[1] for a in bench.answers[2]] == [1]
+
+
 @rule("R-DUP-3", "R-PSN-4")
 def test_replaced_stream():
     """A duplicate that comes while its READ is being sent: the stream starts again at its PSN, with the right bytes for every
@@ -247,7 +257,7 @@ def test_key_lost():
     assert bench.errors == [2] and other
 
 
-@rule("R-ORD-1", "R-AT-4", "R-ACK-3")
+@rule("R-ORD-1", "R-AT-4", "R-ACK-3", "R-RES-7")
 @pytest.mark.parametrize("config", ["tiny", "gigabit", "hundred"])
 def test_visibility(config):
     """A READ and an ATOMIC see the WRITEs before them although those reach memory late (C117); what comes behind an ATOMIC for
@@ -269,6 +279,27 @@ def test_visibility(config):
     bench.compare()
     got = [a[4] for a in bench.answers[2] if a[0] == Opcode.RC_ATOMIC_ACK]
     assert got == [int.from_bytes(value, "little"), 0, 0x1122334455667788]
+
+
+@rule("R-AT-3", "R-OPC-3")
+def test_atomics_take_all_64_bits():
+    """A compare value that differs in one bit of any byte changes nothing; sums carry into every byte and wrap at 2^64."""
+    bench, qp, _ = bench_of(9)
+    word, value = 0x300, 0x0123_4567_89AB_CDEF
+    actions = [write(qp, 0, value.to_bytes(8, "little"), at=word)]
+    for i in range(8):
+        actions += [atomic(qp, 1 + i, "CMP_SWAP", word, i, value ^ 1 << 9 * i), ("idle",)]
+    actions += [atomic(qp, 9, "CMP_SWAP", word, (1 << 64) - 1, value), ("idle",)]
+    expected = [value] * 9
+    now = (1 << 64) - 1
+    for i, more in enumerate((1, 0xFFFF_FFFF, 1, 0xFF << 56, 1 << 56)):
+        actions += [atomic(qp, 10 + i, "FETCH_ADD", word, more), ("idle",)]
+        expected.append(now)
+        now = now + more & (1 << 64) - 1
+    actions += [read(qp, 15, 8, at=word)]
+    bench.run(actions, limit=8000, settle=150)
+    bench.compare()
+    assert [a[4] for a in bench.answers[2] if a[0] == Opcode.RC_ATOMIC_ACK] == expected
 
 
 @rule("R-ACK-2", "R-ACK-4")
@@ -329,6 +360,7 @@ def test_rate(length, limit):
     assert len(times) == requests * packets and spacing <= limit
 
 
+@rule("R-RES-7")
 def test_fairness():
     """Two QPs with long READs: neither waits for the other's end."""
     bench, qp, _ = bench_of(12, stall=0.0)

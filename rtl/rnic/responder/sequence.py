@@ -361,12 +361,12 @@ class Sequence(wiring.Component):
         with m.Elif(stage.drop):
             m.d.comb += job.dropped.eq(1)
         with m.Elif(self._behind):
-            # R-DUP-1, R-DUP-2, R-DUP-7, R-DUP-8, R-SEQ-3: only a cumulative ACK, or the answer once more; no change of state.
+            # Only a cumulative ACK, or the answer once more; no change of state.
             m.d.comb += [
-                self.duplicate.eq(packet),
+                self.duplicate.eq(packet),  # R-SEQ-3, R-DUP-7
                 replay.eq(self._resource & stage.length_ok & ~stage.has_data),  # R-DUP-3, R-DUP-5
                 job.kind.eq(Mux(replay, JobKind.REPLAY, JobKind.NONE)),
-                job.respond.eq(stage.is_send | stage.is_write | replay),
+                job.respond.eq(stage.is_send | stage.is_write | replay),  # R-DUP-1, R-DUP-2, R-DUP-8
                 job.syndrome.eq(ack_syndrome()),
                 job.response_psn.eq(Mux(replay, desc.psn, self._reack_psn)),
             ]
