@@ -42,8 +42,8 @@ _SHAPES = ("Signal", "Const", "replicate", "word_select", "bit_select", "range")
 
 #: Changes that make no difference: file, what is changed, what stands in the line; and the reason.
 EQUIVALENT = {
-    ("responder/sequence.py", "without ~stage.has_data", "replay.eq("): "a READ or ATOMIC with payload has no legal length anyway",
-    ("requester/complete.py", "without exists", "covered.eq("): "an answer in the window ends at a WQE that exists; there the walk stops",
+    ("responder/sequence.py", "without ~stage.has_data", "replay.eq("): "with payload no length of theirs is legal",
+    ("requester/complete.py", "without exists", "covered.eq("): "an answer in the window ends at a WQE that exists",
     ("memory/translate.py", "64 becomes 63", "inside.eq("): "tables reach no further than 2^48",
     ("memory/translate.py", "64 becomes 65", "inside.eq("): "the sum is cut to 64 bits",
     ("responder/resources.py", "1 becomes 2", "known.eq("): "a second round over the same entries finds what the first one did",
