@@ -68,7 +68,7 @@ class ReadResponse(wiring.Component):
 
     def __init__(self, p: Params, depth: int):
         self.p, self.depth = p, depth
-        self.gather = Gather(p, int(Access.REMOTE_READ), ResponseJob(p))
+        self.gather = Gather(p, int(Access.REMOTE_READ), ResponseJob(p), inline=False)
         self.tag_bits = self.gather.tag_bits
         super().__init__({
             "i": In(stream.Signature(ResponsePacket(p))),

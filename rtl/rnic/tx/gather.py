@@ -51,14 +51,16 @@ class Gather(wiring.Component):
     ``failure`` is about. ``rights``: abi.Access bits the memory must allow (0: a local read).
     A marker (TxJob.marker) makes no packet: ``marker_out`` pulses when all packets before it have left here.
 
-    Parameters: ``job``, a shape with the fields of TxJob that its packets use (None: TxJob); ``header`` carries its header.
+    Parameters: ``job``, a shape with the fields of TxJob that its packets use (None: TxJob); ``header`` carries its header;
+    ``inline`` False: no job has inline payload.
 
     Ports: see docs/architecture.md; ``tag_bits`` is the tag width of the ``xlate`` client. Probes: ``probe_translated``
     LOCAL_TRANSLATED, ``probe_read`` PAYLOAD_READ, ``probe_arrived`` PAYLOAD_ARRIVED.
     """
 
-    def __init__(self, p: Params, rights: int = 0, job=None):
+    def __init__(self, p: Params, rights: int = 0, job=None, *, inline: bool = True):
         self.p = p
+        self._inline = inline
         self.packets = 2 * p.desc_depth
         self._job = TxJob(p) if job is None else job
         self.window = TranslateWindow(p, rights, self._job)
@@ -98,15 +100,18 @@ class Gather(wiring.Component):
         m.submodules.window = window = self.window
         m.submodules.flight = flight = StreamFifo(TranslatedJob(self._job), self.packets, direct=True)
         m.submodules.packer = packer = Packer(p.data_width)
-        # Of packets that leave next: the window keeps those of the others.
-        m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), 2 * inline_beats(p))
+        beats = stream.Signature(Beat(p.data_width)).create(path=("inline_out",))
 
         wiring.connect(m, wiring.flipped(self.job), window.job)
         wiring.connect(m, wiring.flipped(self.segment), window.segment)
         wiring.connect(m, window.xlate, wiring.flipped(self.xlate))
         wiring.connect(m, window.o, flight.i)
         wiring.connect(m, wiring.flipped(self.inline), window.inline)
-        wiring.connect(m, window.inline_o, inline.i)
+        if self._inline:
+            # Of packets that leave next: the window keeps those of the others.
+            m.submodules.inline_beats = inline = StreamFifo(Beat(p.data_width), 2 * inline_beats(p))
+            wiring.connect(m, window.inline_o, inline.i)
+            m.d.comb += [beats.valid.eq(inline.o.valid), beats.payload.eq(inline.o.payload), inline.o.ready.eq(beats.ready)]
         wiring.connect(m, window.wake, wiring.flipped(self.wake))
         m.d.comb += [
             self.probe_translated.eq(window.probe),
@@ -121,7 +126,7 @@ class Gather(wiring.Component):
         ]
 
         self._read(m, window, packer)
-        self._emit(m, flight, packer.o, inline.o)
+        self._emit(m, flight, packer.o, beats)
         for name in ("job", "segment", "inline", "header", "payload", "failure"):
             watch(m, name, getattr(self, name))
         watch(m, "command", self.read.command)
@@ -189,13 +194,15 @@ class Gather(wiring.Component):
         poison_set = Signal()
 
         source = stream.Signature(Beat(p.data_width)).create(path=("source",))  # its payload
+        from_inline = Signal()
+        m.d.comb += from_inline.eq(job.inline if self._inline else 0)
         taken = Signal()
         m.d.comb += [
-            source.valid.eq(Mux(job.inline, inline.valid, packed.valid)),
-            source.payload.eq(Mux(job.inline, inline.payload.as_value(), packed.payload.as_value())),
+            source.valid.eq(Mux(from_inline, inline.valid, packed.valid)),
+            source.payload.eq(Mux(from_inline, inline.payload.as_value(), packed.payload.as_value())),
             source.ready.eq(payload_left & (dropped | self.payload.ready)),
-            packed.ready.eq(source.ready & ~job.inline),
-            inline.ready.eq(source.ready & job.inline),
+            packed.ready.eq(source.ready & ~from_inline),
+            inline.ready.eq(source.ready & from_inline),
             taken.eq(source.valid & source.ready),
             self.header.valid.eq(offered),
             self.header.payload.eq(job.header),
