@@ -235,7 +235,7 @@ def test_resources():
     assert bench.answers[2][-1][3] == 0x61 and bench.answers[2][-1][2] == 2 and bench.errors == [2]
 
 
-@rule("R-RES-1", "R-DUP-7")
+@rule("R-RES-1", "R-DUP-7", "8.2")
 def test_key_lost():
     """The MR vanishes while a READ is answered: NAK remote access with the PSN of the packet, nothing behind it. While a
     duplicate is answered: silence, and the QP goes on."""

@@ -213,7 +213,7 @@ def test_access_flags():
 
 @rule(
     "R-SEQ-1", "R-SEQ-2", "R-SEQ-3", "R-RNR-4", "R-RES-4", "R-RES-6", "R-DUP-1", "R-DUP-2", "R-DUP-7", "R-DUP-8", "8.1#1",
-    "R-SEQ-4", "8.1#5", "R-PSN-1", "R-PSN-2",
+    "R-SEQ-4", "8.1#5", "R-PSN-1", "R-PSN-2", "R-DUP-3", "R-DUP-5",
 )  # fmt: skip
 @pytest.mark.parametrize("epsn", [0x500, 0xFFFFFE, 0])
 def test_sequence(epsn):
@@ -231,6 +231,7 @@ def test_sequence(epsn):
         first, write_only(qp, 2), write_only(qp, 1, ackreq=0), last, write_only(qp, 5),
         ("post", qp, BUFFER), ("post", qp, BUFFER), last, send(qp, 5, "ONLY_IMM", 0, imm=7), send(qp, 4, "ONLY", 7),
         write_only(qp, (1 << 23) + 5), write_only(qp, (1 << 23) + 6),
+        send(qp, 5, "ONLY_IMM", 0, imm=7),  # a duplicate without payload is no READ
         send(qp, 6, "ONLY", 3),
     ]
     bench.run(actions)
