@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 from ..abi import ADDRESS_CTX, GID_ENTRY, QpState, QpType
 from ..config import Params
 from ..records import Probe, ProbeEvent, RequestDesc, ResponseDesc, RxDrop
-from ..stream.buffer import HalfRegister
+from ..stream.buffer import HalfRegister, SkidBuffer
 from ..stream.fifo import StreamFifo
 from ..stream.packet_store import PacketHandle
 from ..wire.layout import swap_bytes
@@ -199,7 +199,7 @@ class Filter(wiring.Component):
         item, handle = waiting.payload, self.handle.payload
         # The choice below ends here: the takers' ready is not in it.
         m.submodules.request_out = request = HalfRegister(RequestDesc(self.p))
-        m.submodules.response_out = response = HalfRegister(ResponseDesc(self.p))
+        m.submodules.response_out = response = SkidBuffer(ResponseDesc(self.p))  # the next ACK shows at once: it is absorbed
         m.submodules.free_out = free = HalfRegister(range(self.p.rx_cells))
         wiring.connect(m, request.o, wiring.flipped(self.request))
         wiring.connect(m, response.o, wiring.flipped(self.response))
