@@ -1,4 +1,4 @@
-"""The top: connects the layers, no logic of its own (counters' pulse wiring apart)."""
+"""The top: connects the layers, no logic of its own."""
 
 from amaranth import *
 from amaranth.lib import wiring

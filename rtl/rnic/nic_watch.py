@@ -14,7 +14,7 @@ __all__ = ["NicWatch"]
 
 
 class NicWatch(wiring.Component):
-    """The part of `Nic` that only looks at its streams; `Nic` sets the attributes and the ports."""
+    """The part of `Nic` that looks at its streams, with the wiring of the fence; `Nic` sets the attributes and the ports."""
 
     def _count(self, m):
         """One pulse per counter of `abi.COUNTERS`."""

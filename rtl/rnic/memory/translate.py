@@ -21,7 +21,6 @@ from .walk import WalkAnswer, Walker
 __all__ = ["Translate"]
 
 
-
 class Translate(TranslatePipe):
     """Checks accesses against the translation and protection table (TPT) and translates their first byte.
 
