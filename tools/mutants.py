@@ -44,9 +44,9 @@ _SHAPES = ("Signal", "Const", "replicate", "word_select", "bit_select", "range")
 EQUIVALENT = {
     ("responder/sequence.py", "without ~stage.has_data", "replay.eq("): "with payload no length of theirs is legal",
     ("requester/complete.py", "without exists", "covered.eq("): "an answer in the window ends at a WQE that exists",
-    ("memory/translate.py", "64 becomes 63", "inside.eq("): "tables reach no further than 2^48",
-    ("memory/translate.py", "64 becomes 65", "inside.eq("): "the sum is cut to 64 bits",
-    ("responder/resources.py", "1 becomes 2", "known.eq("): "a second round over the same entries finds what the first one did",
+    ("memory/translate_pipe.py", "64 becomes 63", "inside.eq("): "tables reach no further than 2^48",
+    ("memory/translate_pipe.py", "64 becomes 65", "inside.eq("): "the sum is cut to 64 bits",
+    ("responder/resource_turns.py", "1 becomes 2", "known.eq("): "a second round over the same entries finds what the first did",
 }  # fmt: skip
 
 
