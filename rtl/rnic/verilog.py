@@ -6,6 +6,7 @@ from amaranth.back import rtlil, verilog
 from amaranth.hdl import Fragment
 from amaranth.lib import wiring
 
+from .clash import ClashPlatform
 from .config import Params, RnicConfig
 
 __all__ = ["TOP_NAME", "port_map", "to_verilog"]
@@ -84,11 +85,12 @@ def to_verilog(component: wiring.Component, *, name: str = TOP_NAME, assertions:
                fragment: Fragment | None = None) -> str:  # fmt: skip
     """Verilog-2001 text of a component; reproducible (no source paths, same text for every hash seed).
 
-    Without ``assertions`` every Assert and Print is left out, and only they. ``fragment`` is the elaborated component where
-    the caller has it.
+    Without ``assertions`` every Assert and Print is left out, and the checks of `rnic.clash`; only they. ``fragment`` is the
+    elaborated component where the caller has it.
     """
+    fragment = fragment or Fragment.get(component, ClashPlatform() if assertions else None)
     # the two halves of amaranth.back.verilog.convert, so that the checks can be taken out of the text between them
-    text, _names = rtlil.convert_fragment(fragment or Fragment.get(component, None), port_map(component), name, emit_src=False)
+    text, _names = rtlil.convert_fragment(fragment, port_map(component), name, emit_src=False)
     if not assertions:
         text = _CHECK_CELL.sub("", text)
     text = _without_zero_width(text)

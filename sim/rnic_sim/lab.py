@@ -12,6 +12,7 @@ from pathlib import Path
 from amaranth.hdl import Fragment
 
 import rnic
+from rnic.clash import ClashPlatform
 from rnic.config import CONFIGS, Params, RnicConfig, named_config
 from rnic.nic import Nic
 from rnic.records import Probe
@@ -33,7 +34,7 @@ _POLL_CYCLES = 16  # cycles between two looks of a polling loop
 def _make(config: RnicConfig) -> tuple[str, dict]:
     """Verilog and manifest of a configuration."""
     nic = Nic(Params(config))
-    fragment = Fragment.get(nic, None)
+    fragment = Fragment.get(nic, ClashPlatform())
     manifest = {
         "data_width": config.data_width, "clock_hz": config.clock_hz, "probe_slots": len(nic.probe_names),
         "probe_width": Probe().size if nic.probe_names else 0, "probe_names": nic.probe_names,

@@ -18,8 +18,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from amaranth.hdl import Value
+from amaranth.hdl import Fragment, Value
 from amaranth.sim import Simulator
+
+from rnic.clash import ClashPlatform
 
 __all__ = ["beats_of", "collect", "packet_of", "recv", "recv_packet", "seeded", "send", "send_packets", "shared", "simulate"]
 
@@ -37,7 +39,7 @@ class _Design:
 
     def __init__(self, dut):
         self.dut = dut
-        self.sim = Simulator(dut)
+        self.sim = Simulator(Fragment.get(dut, ClashPlatform()))
         self.sim.add_clock(PERIOD)
         self._benches: list[Callable[[Any], Awaitable[None]]] = []
         self._slots = 0
@@ -155,7 +157,7 @@ def simulate(dut, *benches: Callable[[Any], Awaitable[None]], background=(), lim
 
     key = next((key for key, design in _designs.items() if design.dut is dut), None)
     if key is None:
-        sim = Simulator(dut)
+        sim = Simulator(Fragment.get(dut, ClashPlatform()))
         sim.add_clock(PERIOD)
         for bench in background:
             sim.add_testbench(bench, background=True)

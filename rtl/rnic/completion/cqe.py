@@ -286,7 +286,7 @@ class CqeWriter(wiring.Component):
         width = 8 * CQE_BYTES // beats
         cqe = Signal(CQE.layout)
         command, beat, done = self.write.command, self.write.data, self.write.done
-        usable = Signal()
+        usable, looked = Signal(), Signal()  # registers: verdict on the answer, and that there is one
         commanded = Signal()  # the command has been taken
         sent = Signal(range(beats + 1))  # beats taken
         finish = Signal()
@@ -295,12 +295,10 @@ class CqeWriter(wiring.Component):
         responded = Signal()
         m.d.comb += [
             cqe.eq(answer.p.meta.cqe),
-            # An entry whose physical address is no multiple of its size is treated as unwritable.
-            usable.eq((answer.p.status == XlateStatus.OK) & (answer.p.address[:CQE_LOG_BYTES] == 0)),
-            command.valid.eq(answer.valid & usable & ~commanded),
+            command.valid.eq(looked & usable & ~commanded),
             command.p.address.eq(answer.p.address),
             command.p.length.eq(CQE_BYTES),
-            beat.valid.eq(answer.valid & usable & (sent != beats)),
+            beat.valid.eq(looked & usable & (sent != beats)),
             beat.p.data.eq(answer.p.meta.cqe.word_select(sent, width)),
             beat.p.keep.eq((1 << width // 8) - 1),
             beat.p.last.eq(sent == beats - 1),
@@ -310,7 +308,7 @@ class CqeWriter(wiring.Component):
             done.ready.eq(pending.o.valid & self._visible.i.ready),
             responded.eq(done.valid & done.ready),
             bad_write.eq(responded & done.payload),
-            bad_answer.eq(answer.valid & ~usable & ~bad_write),
+            bad_answer.eq(looked & ~usable & ~bad_write),
             answer.ready.eq(finish | bad_answer),
             self._answered.eq(answer.ready),
             self.write.accepted.ready.eq(1),
@@ -328,6 +326,9 @@ class CqeWriter(wiring.Component):
             self.probe.length.eq(pending.o.p.status),
         ]
         m.d.sync += [
+            looked.eq(answer.valid & ~answer.ready),
+            # An entry whose physical address is no multiple of its size is treated as unwritable.
+            usable.eq((answer.p.status == XlateStatus.OK) & (answer.p.address[:CQE_LOG_BYTES] == 0)),
             self._returned.eq(responded + bad_answer),
             pending.i.valid.eq(finish),
             pending.i.p.cqn.eq(answer.p.meta.cqn),

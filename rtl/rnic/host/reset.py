@@ -102,7 +102,8 @@ class HostGate(wiring.Component):
         final = Signal()
         m.d.comb += [
             new.eq(o.awvalid & ~held["aw"]),
-            owes.eq((owed > 0) | new),
+            # Not stopped, the core sees to it itself; stopped, no new address passes.
+            owes.eq(~self.stop | (owed > 0)),
             o.wvalid.eq(i.wvalid & owes),
             i.wready.eq(o.wready & owes),
             final.eq(o.wvalid & o.wready & o.wlast),

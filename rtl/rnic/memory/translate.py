@@ -8,6 +8,7 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import TPT_ENTRY, CtxTable
+from ..clash import NO_CLASH
 from ..config import Params
 from ..qp.table import ContextTable
 from ..records import CtxBus, DmaReadSignature, XlateRequest, XlateSignature, XlateStatus
@@ -111,7 +112,7 @@ class Translate(TranslatePipe):
         valid, walker = self._valid, self._walker
         m.submodules.turn = turn = RoundRobin(n)
         stored = data.StructLayout({name: self._item.members[name] for name in ("client", "request")})
-        m.submodules.store = store = memory.Memory(shape=stored, depth=self.places, init=[])
+        m.submodules.store = store = memory.Memory(shape=stored, depth=self.places, init=[], attrs=NO_CLASH)
         m.submodules.waiting = waiting = StreamFifo(range(self.places), self.places)
         store_write, store_read = store.write_port(), store.read_port()
         asked = Signal(n, init=1)  # client whose request may come in
@@ -234,8 +235,7 @@ class Translate(TranslatePipe):
             answered.eq(valid[STAGES] & ~self._ends & (~self._walk_needed | self._hit_only)),
             same.eq(answered & (outcome.client == walker.answer.payload.client)),
             walker.answer.ready.eq(~same),
-            ended.ready.eq(~(answered & (outcome.client == ended.p.client))
-                           & ~(walker.answer.valid & (walker.answer.payload.client == ended.p.client))),
+            ended.ready.eq(~valid[STAGES] & ~walker.answer.valid),  # in a gap, whoever it is for: a short path
         ]
         for i, (name, _) in enumerate(self.clients):
             port = getattr(self, name)

@@ -4,6 +4,7 @@ from amaranth import *
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..clash import NO_CLASH
 from ..config import Params
 from .micro_op import IMAGE_WORDS, Kind
 
@@ -34,7 +35,7 @@ class ObjectTable(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         depth = sum(self.counts.values())
-        m.submodules.store = objects = memory.Memory(shape=ObjectState(), depth=depth, init=[])
+        m.submodules.store = objects = memory.Memory(shape=ObjectState(), depth=depth, init=[], attrs=NO_CLASH)
         read, write = objects.read_port(), objects.write_port()
         address = Signal(range(depth))
         with m.Switch(self.kind):
@@ -57,7 +58,7 @@ class QpImage(wiring.Component):
 
     def __init__(self, p: Params):
         words = range(IMAGE_WORDS)
-        self.memory = memory.Memory(shape=unsigned(32), depth=p.num_qps * IMAGE_WORDS, init=[])
+        self.memory = memory.Memory(shape=unsigned(32), depth=p.num_qps * IMAGE_WORDS, init=[], attrs=NO_CLASH)
         super().__init__({
             "qpn": In(p.qpn_bits), "word": In(words), "value": Out(32), "write": In(1), "write_word": In(words), "data": In(32),
             "mask": In(4),

@@ -6,6 +6,7 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import COMPLETER_CFG, COMPLETER_HOT, CtxTable, QpState, VendorError, WcOpcode, WcStatus, WqeOpcode
+from ..clash import NO_CLASH
 from ..config import Params
 from ..qp.table import ContextTable
 from ..records import (
@@ -121,8 +122,8 @@ class Completer(CompleterParts):
                                                       engine_writes=True, exclusive=True)  # fmt: skip
         m.submodules.failed = failed = memory.Memory(shape=self._failed_shape, depth=p.num_qps, init=[])
         m.submodules.outstanding = outstanding = memory.Memory(shape=Outstanding(p), depth=p.num_qps * p.sq_outstanding,
-                                                               init=[])  # fmt: skip
-        m.submodules.reads = reads = memory.Memory(shape=ReadEntry(p), depth=p.num_qps * p.max_rd_atomic, init=[])
+                                                               init=[], attrs=NO_CLASH)  # fmt: skip
+        m.submodules.reads = reads = memory.Memory(shape=ReadEntry(p), depth=p.num_qps * p.max_rd_atomic, init=[], attrs=NO_CLASH)
         m.submodules.errors = self._errors = StreamFifo(QpError(p), p.num_qps)
         result_shape = data.StructLayout({
             "kind": JobKind, "news": 1, "qpn": p.qpn_bits, "index": 16, "status": WcStatus, "vendor_err": VendorError,

@@ -92,7 +92,7 @@ class CompleterParts(wiring.Component):
 
     def _elaborate_choice(self, m):
         """Whose job is next: round robin over the inputs and the sweep that gave way."""
-        m.submodules.turn = turn = RoundRobin(5)
+        m.submodules.turn = turn = RoundRobin(5, spaced=True)
         r, f, s, result = self.response, self.failure, self.flush, self._results.o
         take, room, dropped, returned = self._take, Signal(), Signal(), Signal()
         eligible = Signal(5)

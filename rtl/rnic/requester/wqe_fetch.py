@@ -88,7 +88,7 @@ class WqeFetch(FetchShare):
         slot_shape = data.StructLayout({
             "job": self._job_shape, "va": 23, "left": 13, "address": 64, "span": 13, "error": 1,
         })  # fmt: skip
-        m.submodules.turn = turn = RoundRobin(n)
+        m.submodules.turn = turn = RoundRobin(n, spaced=True)
         slots = Signal(data.ArrayLayout(slot_shape, n))
         used, translated = Signal(n), Signal(n)
         whole = Signal(n)  # a translated slot's answer covers all that is left of it, or there is nothing to read
@@ -284,7 +284,7 @@ class WqeFetch(FetchShare):
         final = Signal()
         free, step, emit = Signal(), Signal(), Signal()
         m.d.comb += [
-            free.eq(~out.valid | out.ready),
+            free.eq(~out.valid),  # no path from the decoder; it takes a WQE in 4 cycles
             drained.eq(equal & checked),
         ]
         m.d.sync += [equal.eq(dropped == token.payload.units), checked.eq(token.valid & ~token.ready & ~drop)]

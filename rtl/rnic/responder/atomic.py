@@ -5,6 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..clash import NO_CLASH
 from ..config import Params
 from ..records import DmaReadSignature, DmaWriteSignature
 from .records import AtomicOp, Release
@@ -65,7 +66,7 @@ class Atomic(wiring.Component):
     def elaborate(self, platform):
         p = self.p
         m = Module()
-        m.submodules.kept = kept = memory.Memory(shape=Operands(), depth=p.num_qps << self.slot_bits, init=[])
+        m.submodules.kept = kept = memory.Memory(shape=Operands(), depth=p.num_qps << self.slot_bits, init=[], attrs=NO_CLASH)
         store, look = kept.write_port(), kept.read_port()
 
         job = Signal(Release(p))

@@ -38,7 +38,7 @@ class LandMerge(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.turn = turn = RoundRobin(2)
+        m.submodules.turn = turn = RoundRobin(2, spaced=True)
         land, item, job = self.land.payload, self.o.payload, self.o.payload.job
         flush, held, taken = Signal(), Signal(), Signal()
         choice, chosen, kept = Signal(), Signal(), Signal()  # landing; `kept`: as `chosen` in the cycle before

@@ -5,6 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..clash import NO_CLASH
 from ..stream.buffer import HalfRegister, SkidBuffer
 from ..stream.fifo import StreamFifo
 from .lookup import Lookup
@@ -134,7 +135,8 @@ class Parking(wiring.Component):
         kept_shape = data.StructLayout({"barrier": 1, "color": 1, "job": self.job})
         parts, part_bits = self.parts, -(-kept_shape.size // self.parts)
         item = Signal(kept_shape)  # what is stored of a new job
-        m.submodules.store = store = memory.Memory(shape=part_bits, depth=parts * slots, init=[])
+        m.submodules.store = store = memory.Memory(shape=part_bits, depth=parts * slots, init=[], attrs=NO_CLASH)
+        # A note may be read in the cycle it is written: of a job that goes in twice (the list moves on as its answer comes).
         m.submodules.notes = notes = memory.Memory(shape=self.note, depth=slots, init=[])
         # Free slots: those never used since reset from a counter, those given back from a FIFO.
         m.submodules.places = places = StreamFifo(range(slots), slots)

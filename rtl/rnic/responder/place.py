@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from ..abi import Access, VendorError, WcStatus
 from ..abi.queues import CqeFlags
+from ..clash import NO_CLASH
 from ..config import Params
 from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedRequest, OrderedXlate
@@ -182,8 +183,9 @@ class Place(wiring.Component):
         """Turns answers into segments; ``self._complete`` when the job's are all in."""
         walked = looked.p.job
         job, note = walked.job, walked.note
-        m.submodules.known = known = memory.Memory(shape=data.StructLayout({"address": 64, "length": 13}),
-                                                   depth=self.p.parking_slots << (max_segments(self.p) - 1).bit_length(), init=[])
+        depth = self.p.parking_slots << (max_segments(self.p) - 1).bit_length()
+        m.submodules.known = known = memory.Memory(shape=data.StructLayout({"address": 64, "length": 13}), depth=depth, init=[],
+                                                   attrs=NO_CLASH)
         keep, remembered = known.write_port(), known.read_port()
         useless = Signal()  # nothing of this job will be placed
         pieces = Signal(3)  # answers taken

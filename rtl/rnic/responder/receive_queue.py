@@ -7,6 +7,7 @@ from amaranth.lib.wiring import In, Out
 
 from ..abi import VendorError
 from ..abi.queues import RECV_WQE
+from ..clash import NO_CLASH
 from ..config import Params
 from ..memory.join import XlateJoin
 from ..memory.ordered import OrderedXlate
@@ -91,7 +92,8 @@ class ReceiveQueue(wiring.Component):
         m.submodules.order = self._order = StreamFifo(range(slots), slots)  # of the reads under way
         # Receive WQEs, in halves: by QP those of the messages under way, above them by slot those that came for jobs that wait.
         self._rows = max(p.qpn_bits, (slots - 1).bit_length())
-        m.submodules.wqes = self._wqes = memory.Memory(shape=_Half(), depth=2 * ((1 << self._rows) + slots), init=[])
+        m.submodules.wqes = self._wqes = memory.Memory(shape=_Half(), depth=2 * ((1 << self._rows) + slots), init=[],
+                                                       attrs=NO_CLASH)
         self._keeps = Signal()  # the verdict writes `wqes` or `arrived`
         m.submodules.arrived = arrived = memory.Memory(shape=1, depth=slots, init=[])
         self._arrived_write = arrived.write_port()

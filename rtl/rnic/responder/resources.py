@@ -6,6 +6,7 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from ..abi import RESPONDER_CFG, CtxTable
+from ..clash import NO_CLASH
 from ..config import Params
 from ..qp.table import ContextTable
 from ..records import AckJob, CtxBus, QpError
@@ -77,10 +78,10 @@ class Resources(ResourceTurns):
         p = self.p
         m = Module()
         places = p.num_qps << self.slot_bits
-        m.submodules.states = states = memory.Memory(shape=State(), depth=p.num_qps, init=[])
-        m.submodules.entries = entries = memory.Memory(shape=Entry(), depth=places, init=[])
+        m.submodules.states = states = memory.Memory(shape=State(), depth=p.num_qps, init=[], attrs=NO_CLASH)
+        m.submodules.entries = entries = memory.Memory(shape=Entry(), depth=places, init=[], attrs=NO_CLASH)
         m.submodules.results = results = memory.Memory(shape=data.StructLayout({"original": 64, "error": 1}), depth=places,
-                                                       init=[])
+                                                       init=[], attrs=NO_CLASH)
         m.submodules.answered = answered = memory.Memory(shape=NUMBER_BITS, depth=p.num_qps, init=[])
         m.submodules.cfg = cfg = ContextTable(p, CtxTable.RESPONDER_CFG, RESPONDER_CFG, p.num_qps)
         m.submodules.turns = self._turns = StreamFifo(p.qpn_bits, p.num_qps)

@@ -5,6 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from rnic.clash import NO_CLASH
 from rnic.stream.beat import Beat, StoredBeat
 from rnic.stream.check import watch
 
@@ -40,7 +41,7 @@ class EthFifo(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.store = store = memory.Memory(shape=StoredBeat(self.width), depth=self.depth, init=[])
+        m.submodules.store = store = memory.Memory(shape=StoredBeat(self.width), depth=self.depth, init=[], attrs=NO_CLASH)
         write_port = store.write_port()
         read_port = store.read_port()
         bits = self.depth.bit_length()  # one more than the address: full and empty differ

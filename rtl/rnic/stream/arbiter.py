@@ -1,6 +1,7 @@
 """Several streams into one: item by item, packet by packet, or by priority."""
 
 from amaranth import *
+from amaranth.hdl import Assert
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,12 +19,16 @@ class RoundRobin(wiring.Component):
 
     Timing: ``grant`` follows ``requests`` in the same cycle; it does not change while ``requests`` and the last used
     grant stay, but a new request may overtake.
+
+    Parameters: ``n`` >= 1 (ValueError); ``spaced``, the user never advances in two cycles in a row (Assert): no logic between
+    what is remembered and the choice.
     """
 
-    def __init__(self, n: int):
+    def __init__(self, n: int, *, spaced: bool = False):
         if n < 1:
             raise ValueError(f"number of requests is {n}, must be at least 1")
         self.n = n
+        self.spaced = spaced
         super().__init__({"requests": In(n), "advance": In(1), "grant": Out(range(n)), "chosen": Out(n)})
 
     def elaborate(self, platform):
@@ -37,8 +42,19 @@ class RoundRobin(wiring.Component):
                 (first[i] & ~first[:i].any()) | (self.requests[i] & none_behind & ~self.requests[:i].any()))
         for bit in range(len(self.grant)):
             m.d.comb += self.grant[bit].eq(Cat(self.chosen[i] for i in range(self.n) if i >> bit & 1).any())
-        with m.If(self.advance & self.requests.any()):
-            m.d.sync += behind.eq(Cat(self.chosen[:i].any() for i in range(self.n)))
+        # What is behind the used grant is worked out from a register, not at the end of the choice's path.
+        last = Signal(self.n)  # the last used grant; spaced: the one of the cycle before, if there is one
+        after = Cat(last[:i].any() for i in range(self.n))
+        used = Signal()
+        m.d.comb += used.eq(self.advance & self.requests.any())
+        if self.spaced:
+            m.d.sync += [last.eq(Mux(used, self.chosen, 0)), Assert(~used | ~last.any(), "RoundRobin: advances are not spaced")]
+            with m.If(last.any()):
+                m.d.sync += behind.eq(after)
+        else:
+            m.d.comb += behind.eq(after)
+            with m.If(used):
+                m.d.sync += last.eq(self.chosen)
         return m
 
 

@@ -5,12 +5,14 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from rnic.clash import NO_CLASH
 from rnic.stream.buffer import HalfRegister, SkidBuffer, StreamRegister
 
 __all__ = ["StreamFifo"]
 
 
 _SHALLOW = 32  # a memory of logic cells is cheaper than a register behind a block memory
+_MIDDLE = 64  # up to here no block memory is worth its while; the promise of NO_CLASH would make synthesis take one
 
 
 class StreamFifo(wiring.Component):
@@ -101,7 +103,8 @@ class StreamFifo(wiring.Component):
         ]
 
     def _elaborate_memory(self, m):
-        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[])
+        m.submodules.store = store = memory.Memory(shape=self.shape, depth=self.depth, init=[],
+                                                   attrs=NO_CLASH if self.depth > _MIDDLE else {})
         write_port = store.write_port()
         latch = self.depth > _SHALLOW
         read_port = store.read_port(domain="sync" if latch else "comb")

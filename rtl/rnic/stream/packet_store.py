@@ -5,6 +5,7 @@ from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from rnic.clash import NO_CLASH
 from rnic.stream.align import words_of
 from rnic.stream.arbiter import PriorityArbiter
 from rnic.stream.beat import Beat, keep_of_count
@@ -90,7 +91,7 @@ class PacketStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         words = self.cell_bytes // (self.width // 8)
-        store = m.submodules.store = memory.Memory(shape=self.width, depth=self.cells * words, init=[])
+        store = m.submodules.store = memory.Memory(shape=self.width, depth=self.cells * words, init=[], attrs=NO_CLASH)
         links = m.submodules.links = memory.Memory(shape=range(self.cells), depth=self.cells, init=[])
         tails = m.submodules.tails = memory.Memory(shape=1, depth=self.cells, init=[])
         m.submodules.free_list = free_list = StreamFifo(range(self.cells), self.cells)

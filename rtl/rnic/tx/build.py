@@ -59,6 +59,7 @@ class FrameMerge(wiring.Component):
             "tail": bits,  # the frame ends with byte 4 * tail + 1 of its last beat
             "shift": bits,  # the header ends with byte 4 * shift + 1 of a beat
             "payload": 1,  # payload beats are still to come
+            "final": 1,  # left == 0
         })  # fmt: skip
         waiting = Signal(control)
         under_way = Signal(control)
@@ -76,6 +77,7 @@ class FrameMerge(wiring.Component):
 
         # Decide this cycle's beat.
         joint = Signal()  # the header ends in this beat
+        header_ends = Signal()  # index == header_beats
         wants = Signal()  # a payload beat goes into it
         offered = Signal()
         fire = Signal()
@@ -84,32 +86,35 @@ class FrameMerge(wiring.Component):
         last = Signal()
         split = Signal()  # the ICRC begins in the last but one beat
         m.d.comb += [
-            joint.eq(~payload_phase & (index == header_beats)),
+            joint.eq(~payload_phase & header_ends),
             wants.eq((joint | payload_phase) & now.payload),
             offered.eq((payload_phase | header_valid) & (~wants | self.payload.valid)),
             fire.eq(offered & out.i.ready),
             self.payload.ready.eq(out.i.ready & wants & (payload_phase | header_valid)),
             payload_end.eq(wants & self.payload.payload.last),
             cut.eq(payload_end & self.payload.payload.err),
-            last.eq((now.left == 0) | cut),
+            last.eq(now.final | cut),
             split.eq(now.tail == 0),
         ]
 
         with m.If(fire):
             with m.If(payload_phase):
-                m.d.sync += [under_way.left.eq(under_way.left - 1), payload_phase.eq(~last)]
+                m.d.sync += [
+                    under_way.left.eq(under_way.left - 1), under_way.final.eq(under_way.left == 1), payload_phase.eq(~last),
+                ]  # fmt: skip
                 with m.If(payload_end):
                     m.d.sync += under_way.payload.eq(0)
             with m.Else():
                 m.d.sync += [
-                    index.eq(index + 1),
-                    waiting.left.eq(waiting.left - 1),
-                ]
+                    index.eq(index + 1), header_ends.eq((index + 1)[: len(index)] == header_beats),
+                    waiting.left.eq(waiting.left - 1), waiting.final.eq(waiting.left == 1),
+                ]  # fmt: skip
                 with m.If(joint):
                     m.d.sync += [
                         payload_phase.eq(~last),
                         under_way.eq(waiting),
                         under_way.left.eq(waiting.left - 1),
+                        under_way.final.eq(waiting.left == 1),
                         under_way.payload.eq(waiting.payload & ~payload_end),
                     ]
         m.d.comb += self.header.ready.eq(~header_valid | (fire & joint))
@@ -118,8 +123,8 @@ class FrameMerge(wiring.Component):
             with m.If(self.header.valid):
                 m.d.sync += [
                     index.eq(0), vlan.eq(head.vlan), ipv6.eq(head.ipv6),
-                    header_beats.eq(head.words >> bits),
-                    waiting.left.eq(head.end >> bits),
+                    header_beats.eq(head.words >> bits), header_ends.eq((head.words >> bits) == 0),
+                    waiting.left.eq(head.end >> bits), waiting.final.eq((head.end >> bits) == 0),
                     waiting.tail.eq(head.end[:bits]),
                     waiting.shift.eq(head.words[:bits]),
                     waiting.payload.eq(head.length != 0),
@@ -148,6 +153,8 @@ class FrameMerge(wiring.Component):
         ]
         with m.If(fire):
             m.d.sync += [
+                Assert((now.final == (now.left == 0)) & (payload_phase | (header_ends == (index == header_beats))),
+                       "FrameMerge: flags and counts differ"),
                 Assert(~last | ~now.payload | payload_end, Format("FrameMerge: the payload goes on behind the frame's end")),
                 Assert(~payload_end | cut | (now.left <= 2), Format("FrameMerge: payload ends {} beats early", now.left)),
             ]
@@ -173,7 +180,7 @@ class FrameMerge(wiring.Component):
         m.d.comb += before.eq(Mux(payload_phase, carry, header_bytes[:width]))
         header_only = Signal()
         last = Signal()
-        m.d.comb += [header_only.eq(~payload_phase & ~joint), last.eq(now.left == 0)]
+        m.d.comb += [header_only.eq(~payload_phase & ~joint), last.eq(now.final)]
         for half in range(lanes // 2):
             old = Signal(name=f"old_{half}")  # these two bytes come from the header or the payload beat before
             bits = slice(16 * half, 16 * half + 16)

@@ -18,9 +18,11 @@ ROCE_FRAMES_IN_A_ROW = 16
 class EthMerge(wiring.Component):
     """Frame by frame: RoCE first, but a waiting host-side frame goes after `ROCE_FRAMES_IN_A_ROW` RoCE frames.
 
-    Never switches inside a frame; while the chosen frame pauses, so does the output.
+    Never switches inside a frame; while the chosen frame pauses, so does the output. A host-side frame is chosen a cycle ahead,
+    so it passes a RoCE frame that comes in that cycle.
 
-    Timing: latency 1 cycle (``eth`` 2), one beat per cycle, no idle cycle between frames; all outputs come from registers.
+    Timing: latency 1 cycle (``eth`` 3), one beat per cycle, no idle cycle between RoCE frames, one between host-side frames; all
+    outputs come from registers, ``roce.ready`` and ``eth.ready`` depend on registers only.
 
     Members: ``roce``, ``eth`` Beat; ``o`` Beat.
     """
@@ -44,8 +46,10 @@ class EthMerge(wiring.Component):
         overdue = Signal()
         choice = Signal()
         begins = Signal()
+        eth_next = Signal()  # a register: no path from a frame's valid to its own ready
+        m.d.sync += eth_next.eq(eth.valid & (overdue | ~self.roce.valid) & ~(eth.ready & eth.payload.last))
         m.d.comb += [
-            choice.eq(Mux(inside, owner, eth.valid & (overdue | ~self.roce.valid))),
+            choice.eq(Mux(inside, owner, eth_next)),
             out.i.valid.eq(Mux(choice, eth.valid, self.roce.valid)),
             out.i.payload.eq(Mux(choice, eth.payload.as_value(), self.roce.payload.as_value())),
             eth.ready.eq(out.i.ready & choice),

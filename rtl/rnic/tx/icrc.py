@@ -176,8 +176,14 @@ class IcrcInsert(wiring.Component):
         # none has a bubble before its last beat.
         passed = Signal(ENGINE_CYCLES)
         due = Signal(range(DEPTH + 1))
+        any_due = Signal()
         leave = Signal()
-        m.d.sync += [passed.eq(Cat(pushed, passed)), due.eq(due + passed[-1] - leave)]
+        m.d.sync += [
+            passed.eq(Cat(pushed, passed)),
+            due.eq(due + passed[-1] - leave),
+            any_due.eq(passed[-1] | (any_due & ~(leave & (due == 1)))),
+            Assert(any_due == (due != 0), "IcrcInsert: flag and count differ"),
+        ]
 
         beat = beats.o.payload
         icrc_tail = Signal()  # the beat before ended with the ICRC's first half
@@ -186,7 +192,7 @@ class IcrcInsert(wiring.Component):
         m.d.comb += [
             ends_here.eq(beat.icrc & beat.last),
             uses_icrc.eq(beat.icrc | icrc_tail),
-            self.frame.valid.eq(beats.o.valid & (due != 0) & (~uses_icrc | icrcs.o.valid)
+            self.frame.valid.eq(beats.o.valid & any_due & (~uses_icrc | icrcs.o.valid)
                                 & (~beat.checksum | self.checksum.valid)),
             leave.eq(self.frame.valid & self.frame.ready),
             beats.o.ready.eq(leave),

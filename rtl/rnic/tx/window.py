@@ -1,10 +1,14 @@
 """Translation of outgoing packets: several under way, those that are ready overtake those of other QPs that wait."""
 
+from functools import reduce
+from operator import or_
+
 from amaranth import *
 from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..clash import NO_CLASH
 from ..config import Params
 from ..records import GatherSegment, Probe, QpEvent, TxJob, XlateSignature, XlateStatus
 from ..stream.arbiter import RoundRobin
@@ -79,12 +83,12 @@ class TranslateWindow(WindowAnswers):
             "va": 64, "key": 32, "pd": 24, "length": 13, "qpn": p.qpn_bits, "psn": 24,
         })  # fmt: skip
         self._piece = data.StructLayout({"address": 64, "span": 13, "two": 1})
-        m.submodules.segments = self._segments = memory.Memory(shape=asked_for, depth=self.entries, init=[])
-        m.submodules.piece_0 = self._piece_0 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
-        m.submodules.piece_1 = self._piece_1 = memory.Memory(shape=self._piece, depth=self.entries, init=[])
-        m.submodules.jobs = self._jobs = memory.Memory(shape=self._job, depth=slots, init=[])
+        m.submodules.segments = self._segments = memory.Memory(shape=asked_for, depth=self.entries, init=[], attrs=NO_CLASH)
+        m.submodules.piece_0 = self._piece_0 = memory.Memory(shape=self._piece, depth=self.entries, init=[], attrs=NO_CLASH)
+        m.submodules.piece_1 = self._piece_1 = memory.Memory(shape=self._piece, depth=self.entries, init=[], attrs=NO_CLASH)
+        m.submodules.jobs = self._jobs = memory.Memory(shape=self._job, depth=slots, init=[], attrs=NO_CLASH)
         m.submodules.inline_beats = self._beats = memory.Memory(
-            shape=StoredBeat(p.data_width), depth=slots << self.beat_bits, init=[])
+            shape=StoredBeat(p.data_width), depth=slots << self.beat_bits, init=[], attrs=NO_CLASH)
         m.submodules.window_share = self._share = WindowShare(p, slots)
 
         # Per slot: `busy` from the first look at the job to the last read of its pieces, `waiting` while it may be picked.
@@ -286,7 +290,7 @@ class TranslateWindow(WindowAnswers):
 
     # ---------------------------------------------------------------------------------------------------------- leave
     def _leave(self, m):
-        m.submodules.pick = pick = RoundRobin(self.slots)
+        m.submodules.pick = pick = RoundRobin(self.slots, spaced=True)
         m.submodules.piece_out = pieces = SkidBuffer(PacketPieces(self.p))
         m.submodules.inline_out = beats = SkidBuffer(Beat(self.p.data_width))
         wiring.connect(m, pieces.o, wiring.flipped(self.pieces))
@@ -318,6 +322,12 @@ class TranslateWindow(WindowAnswers):
             self.o.payload.job.eq(job_read.data),
             self.o.payload.status.eq(Mux(bad, status, XlateStatus.OK)),
         ]
+
+        def picked(values):
+            """That of the picked slot: from the one bit per slot, which is known before the number."""
+            return reduce(or_, (Value.cast(values[i]) & pick.chosen[i].replicate(len(Value.cast(values[i])))
+                                for i in range(self.slots)))
+
         # Counts a cycle later: in between there is no pick.
         m.d.sync += self._picked.eq(Mux(picking, pick.chosen, 0))
         m.d.comb += self._picked_slot.eq(slot)
@@ -327,8 +337,7 @@ class TranslateWindow(WindowAnswers):
         with m.If(picking):
             m.d.sync += [
                 self.o.valid.eq(1), slot.eq(pick.grant), number.eq(0), reading.eq(1),
-                left.eq(self._count[pick.grant]), bad.eq(self._bad.bit_select(pick.grant, 1)),
-                status.eq(self._status[pick.grant]),
+                left.eq(picked(self._count)), bad.eq((self._bad & pick.chosen).any()), status.eq(picked(self._status)),
             ]  # fmt: skip
 
         # Read its pieces, one segment per cycle, or its beats; then the slot is free.
