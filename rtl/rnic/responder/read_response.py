@@ -1,7 +1,6 @@
 """READ response packets, and the other answers that must not overtake them."""
 
 from amaranth import *
-from amaranth.hdl import Assert, Format
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -167,7 +166,8 @@ class ReadResponse(wiring.Component):
     def _count(self, m, gather):
         p = self.p
         m.submodules.counts = counts = memory.Memory(shape=COUNT_BITS, depth=p.num_qps, init=[])
-        write, read, show = counts.write_port(), counts.read_port(), counts.read_port()
+        write, show = counts.write_port(), counts.read_port()
+        read = counts.read_port(transparent_for=(write,))  # of two dropped packets of a QP one may go right behind the other
         qpn = Signal(p.qpn_bits)
         adding = Signal()
         m.d.comb += [
@@ -179,8 +179,4 @@ class ReadResponse(wiring.Component):
             show.addr.eq(self.count_addr),
             self.count.eq(show.data),
         ]
-        m.d.sync += [
-            adding.eq(gather.gone),
-            qpn.eq(gather.at_hand.qpn),
-            Assert(~(adding & gather.gone), Format("responder: QP {} lets two packets go at once", qpn)),
-        ]
+        m.d.sync += [adding.eq(gather.gone), qpn.eq(gather.at_hand.qpn)]
