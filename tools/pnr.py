@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     # Wirelength of the first slice of gigabit, refined: 408 k (static), 519 k (heap, which spreads well and legalises badly).
     parser.add_argument("--placer", default="heap", choices=("static", "heap"),
-                        help="static: a fifth less wirelength, but may not end where over four fifths of the LUT sites are used")  # fmt: skip
+                        help="static: a fifth less wirelength, but may not end over four fifths of the LUT sites")  # fmt: skip
     parser.add_argument("--synth-only", action="store_true", help="stop after synthesis: area and logic depth")
     args = parser.parse_args()
     out = ROOT / "build" / "pnr" / args.config
